@@ -314,6 +314,8 @@ class Node:
             TypeError: there is no such option.
         """
         options = asked_options(job, options, fields)
+        if options.engine != "own":
+            raise OptionError("engine torch trains without a household: p2ptrain.train(job, ...)")
         if self._run is not None and not self._run.done:
             raise OptionError("this node already trains a job: wait for its result or cancel it")
         if self._member is None:

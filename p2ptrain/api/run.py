@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from p2ptrain import events
 from p2ptrain.api.course_desk import CourseDesk
@@ -23,9 +23,25 @@ from p2ptrain.mesh.interface import Mesh
 if TYPE_CHECKING:
     import torch
 
-    from p2ptrain.api.device_services import DeviceServices
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
+
+
+class Trains(Protocol):
+    """Trains a job on whatever computes it."""
+
+    @property
+    def waits(self) -> str | None:
+        """What the job waits for that is no device."""
+
+    async def train(
+        self,
+        job: Job,
+        options: TrainOptions,
+        emit: Callable[[Event], None],
+        folder: StateFolder | None = None,
+    ) -> None:
+        """From beginning to end."""
 
 
 class RunEvents:
@@ -166,7 +182,7 @@ def asked_options(job: object, options: object, fields: Mapping[str, Any]) -> Tr
 
 def start_run(
     mesh: Mesh,
-    member: DeviceServices,
+    member: Trains,
     job: Job,
     options: TrainOptions,
     emit: Callable[[Event], None],

@@ -16,6 +16,7 @@ from p2ptrain.api.node import Node, check_limits, state_folder
 from p2ptrain.api.progress import ProgressBoard
 from p2ptrain.api.run import asked_options, start_run
 from p2ptrain.devices.request import AUTO, read_request
+from p2ptrain.errors import OptionError
 from p2ptrain.events import Event
 from p2ptrain.mesh.lone_mesh import LoneMesh
 from p2ptrain.process.host_process import keep_freed_memory, leave_alone
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
+    from p2ptrain.torch_engine.ranks import Ranks
 
 
 def train(
@@ -52,8 +54,11 @@ def train(
     check_on_event(on_event)
     fields, node_options = _divided(more)
     asked = asked_options(job, options, fields)
-    main = _train_alone if asked.local else _train_together
-    coroutine = main(job, asked, on_event, node_options)
+    if asked.engine == "torch":
+        coroutine = _train_ranked(job, asked, on_event, node_options)
+    else:
+        main = _train_alone if asked.local else _train_together
+        coroutine = main(job, asked, on_event, node_options)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -94,22 +99,14 @@ async def _train_alone(
     node_options: dict[str, Any],
 ) -> torch.nn.Module:
     """The same code without a network: a household of one."""
-    torch_version.check()
-    if not node_options.get("changes_process", True):
-        leave_alone()
-    keep_freed_memory()
+    _begin(node_options)
     from p2ptrain.api.choosing import CHECKS, choose_device
     from p2ptrain.api.device_services import DeviceServices
 
     threads = node_options.get("threads")
-    check_limits(threads, node_options.get("memory_bytes"))
     request = read_request(node_options.get("device", AUTO))
     folder = state_folder(node_options.get("state_dir"))
-
-    def emit(event: Event) -> None:
-        if on_event is not None:
-            call_watch.call(on_event, event)
-
+    emit = _emitting(on_event)
     chosen = await choose_device(request, folder / CHECKS, emit, threads=threads)
     mesh = LoneMesh(node_options.get("name") or "here")
     ProgressBoard(mesh)
@@ -131,3 +128,79 @@ async def _train_alone(
         await run.cancel()
         await member.close()
         await mesh.close()
+
+
+def _begin(node_options: Mapping[str, Any]) -> None:
+    """What a process needs that trains without a node."""
+    torch_version.check()
+    if not node_options.get("changes_process", True):
+        leave_alone()
+    keep_freed_memory()
+    check_limits(node_options.get("threads"), node_options.get("memory_bytes"))
+
+
+def _emitting(on_event: Callable[[Event], None] | None) -> Callable[[Event], None]:
+    def emit(event: Event) -> None:
+        if on_event is not None:
+            call_watch.call(on_event, event)
+
+    return emit
+
+
+async def _train_ranked(
+    job: Job,
+    options: TrainOptions,
+    on_event: Callable[[Event], None] | None,
+    node_options: dict[str, Any],
+) -> torch.nn.Module:
+    from p2ptrain.torch_engine.ranks import Ranks
+
+    refused = [name for name in node_options if name not in TAKEN_BY_RANKS]
+    if refused:
+        raise OptionError(f"engine torch has no {refused[0]}: leave it out")
+    ranks, failed = Ranks.of_torchrun(), True
+    try:
+        model = await train_on_ranks(ranks, job, options, on_event, **node_options)
+        failed = False
+    finally:
+        ranks.leave(failed=failed)
+    return model
+
+
+TAKEN_BY_RANKS = ("state_dir", "threads", "device", "changes_process")
+"""Arguments of `Node` that mean something to `train_on_ranks`."""
+
+
+async def train_on_ranks(
+    ranks: Ranks,
+    job: Job,
+    options: TrainOptions,
+    on_event: Callable[[Event], None] | None,
+    **node_options: Any,
+) -> torch.nn.Module:
+    """Train `job` on the processes that torchrun has started. Only rank 0 has events."""
+    from p2ptrain.api.choosing import CHECKS, choose_device
+    from p2ptrain.torch_engine.ranks import device_of
+    from p2ptrain.torch_engine.trainer import RankTrainer
+
+    emit = _emitting(on_event if ranks.is_first else None)
+    if not ranks.is_first:  # which has all files
+        nothing: dict[str, Any] = dict.fromkeys(
+            ("checkpoint", "resume", "out", "log_dir", "notify")
+        )
+        nothing |= {"checkpoint_every": None, "report_to": ()}
+        options = dataclasses.replace(options, **nothing)
+    with ranks.together():
+        _begin(node_options)
+        request = device_of(read_request(node_options.get("device", AUTO)), ranks)
+        checks = state_folder(node_options.get("state_dir")) / CHECKS
+        threads = node_options.get("threads")
+        chosen = await choose_device(request, checks, emit, threads=threads)
+    place = ranks.shared(chosen.device.place.type)
+    alike = place == chosen.device.place.type
+    ranks.agree(None if alike else OptionError(f"it computes on another kind than {place}"))
+    run = start_run(LoneMesh("rank 0"), RankTrainer(ranks, chosen.device), job, options, emit)
+    try:
+        return await run.result()
+    finally:
+        await run.cancel()

@@ -156,7 +156,7 @@ class TrainingLoop:
         self._targets: asyncio.Queue[tuple[MicroBatchKey, object]] = asyncio.Queue(
             epoch.evaluated_ahead
         )
-        self._evaluating: _Evaluation | None = None
+        self._evaluating: EvaluationSums | None = None
         self._data_watch = DataWatch()
         self._has_named_torn = False
         self._stepped_at: float | None = None
@@ -333,18 +333,13 @@ class TrainingLoop:
         Raises:
             ScriptError: the loss is a sum, whose parts would be weighed as of a mean.
         """
-        across = self._prepared.across
-        if not self._prepared.is_torn(shape) or (self._has_named_torn and not across.sum_of):
+        torn, sums = self._prepared.why_torn(shape), self._prepared.across.sum_of
+        if not torn or (self._has_named_torn and not sums):
             return
         self._has_named_torn = True
-        said = (
-            f"the mini-batch of step {shape.step + 1} has {shape.samples} samples, more than the "
-            f"{shape.micro_batch} of the batches that were looked at before training, and must be "
-            f"computed as a whole: {across.samples}. Let one of the first batches be the largest"
-        )
-        if across.sum_of:
-            raise ScriptError(said)
-        self._reports.warn(f"{said}; it is computed in parts, which trains something else")
+        if sums:
+            raise ScriptError(torn)
+        self._reports.warn(f"{torn}; it is computed in parts, which trains something else")
 
     def _warn_of_ignored(self, feed: FeedItem) -> None:
         """Once, of targets left out that were not among the samples seen before the plan."""
@@ -491,7 +486,7 @@ class TrainingLoop:
         """Of one round of it; the last one of an evaluation has the numbers."""
         if self._evaluating is None:
             metrics = MetricValues(self._prepared.job.metrics, self._prepared.over_all)
-            self._evaluating = _Evaluation(metrics)
+            self._evaluating = EvaluationSums(metrics)
         evaluating, shape = self._evaluating, order.round
         if order.outputs:
             for number in range(shape.micro_batches):
@@ -581,7 +576,7 @@ class TrainingLoop:
         )  # a slow metric on the event loop would silence this device
 
 
-class _Evaluation:
+class EvaluationSums:
     """What the rounds of one evaluation have given."""
 
     def __init__(self, values: MetricValues) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from itertools import pairwise
 from os import PathLike
@@ -82,6 +82,8 @@ class TrainOptions:
         report_to: "wandb", "mlflow", "trackio": the same numbers by those libraries.
         notify: command that is run when the job ends or needs a person (waiting, error), with the
             event as JSON on its standard input; no shell reads it.
+        engine: "own", or "torch": inside torchrun the same job on torch.distributed, without a
+            household. Then options of households, plans and asynchronous training are refused.
         dry_run: measure the devices and plan, report the plan and train nothing.
         write_profile, write_cluster, write_plan: files that receive what a dry run has found, for
             `p2ptrain plan`, and for `plan`.
@@ -114,6 +116,7 @@ class TrainOptions:
     log_dir: Path | None = None
     report_to: str | Iterable[str] = ()
     notify: str | None = None
+    engine: Literal["own", "torch"] = "own"
     dry_run: bool = False
     write_profile: Path | None = None
     write_cluster: Path | None = None
@@ -167,6 +170,15 @@ class TrainOptions:
             raise OptionError("ftpipehd makes its own plans: leave out plan")
         if self.local and self.wait_for > 1:
             raise OptionError("local trains on this device alone: leave out wait_for")
+        if self.engine not in ("own", "torch"):
+            raise OptionError(f"engine must be 'own' or 'torch', not {self.engine!r}")
+        if self.engine == "torch":
+            self._check_torch()
+
+    def _check_torch(self) -> None:
+        for one in fields(self):  # mode cannot be async: asynchrony is refused
+            if one.name not in TAKEN_BY_TORCH and getattr(self, one.name) != one.default:
+                raise OptionError(f"engine torch has no {one.name}: leave it out")
 
     def _settle_mode(self) -> None:
         if self.mode is None:
@@ -197,6 +209,12 @@ class TrainOptions:
         is_its = self.planner == PLANNER and self.mode == "async" and not self.local
         return self.ftpipehd if is_its else None
 
+
+TAKEN_BY_TORCH = frozenset(
+    {"steps", "checkpoint", "checkpoint_every", "resume", "out", "log_dir", "report_to", "notify"}
+    | {"engine", "mode", "ftpipehd"}
+)
+"""Options that mean something without a household; `mode` can only be sync then."""
 
 Choice = TypeVar("Choice", bound=StrEnum)
 

@@ -213,7 +213,8 @@ class StageExecutor(ABC):
             unit = failing_unit(error)
             if unit is None:
                 raise
-            raise OperatorFailed(_refused(error, unit, order, piece)) from error
+            number = piece.key.micro_batch - order.round.first
+            raise OperatorFailed(refused(error, unit, order.round, number)) from error
 
     async def _give_forward(
         self,
@@ -388,8 +389,8 @@ class StageExecutor(ABC):
         await failpoints.reach(name, device=task.device, stage=task.index, step=step)
 
 
-def _refused(error: Exception, unit: str, order: RoundOrder, piece: MicroBatchSlice) -> str:
-    shape, number = order.round, piece.key.micro_batch - order.round.first
+def refused(error: Exception, unit: str, shape: Round, number: int) -> str:
+    """The message about an operator that failed with micro-batch `number`, from 0, of a round."""
     where = "the evaluation" if shape.mode is RoundMode.EVAL else f"step {shape.step + 1}"
     why = first_line(error).rstrip(".")
     return (

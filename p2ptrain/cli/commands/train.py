@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +13,30 @@ from p2ptrain import events
 from p2ptrain.aio import event_loop
 from p2ptrain.api.loading import collector_at_rest, load_training
 from p2ptrain.api.sinks.open_sinks import asked_sinks
+from p2ptrain.api.train import train_on_ranks
 from p2ptrain.cli import arguments
 from p2ptrain.cli.commands.train_arguments import (
     add_asynchronous,
     add_files,
     add_household,
     add_overrides,
+    check_for_torch,
     check_options,
     override,
     train_options,
 )
-from p2ptrain.cli.output import Output
+from p2ptrain.cli.output import Output, silence_stdout
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.signals import sigterm_interrupts
-from p2ptrain.cli.usage import DONE, Experimental, Interrupted
+from p2ptrain.cli.usage import (
+    DONE,
+    FAILED,
+    INTERRUPTED,
+    WRONG_USAGE,
+    Experimental,
+    Interrupted,
+    UsageError,
+)
 from p2ptrain.control.lease import NodeOptions
 from p2ptrain.errors import RunCancelled
 from p2ptrain.events import Event, Step, Stopped
@@ -39,11 +51,13 @@ _DESCRIPTION = """\
 Trains the model that SCRIPT's job() returns, on all devices of the household. This device has
 the data. It waits for N devices (itself included), measures them, plans the work, trains and
 writes the weights. The other devices need no script, no data and no copy of the model. --local
-trains on this device alone, to compare loss and speed."""
+trains on this device alone, to compare loss and speed. Inside torchrun, --engine torch trains
+the same job on torch.distributed instead, with no household."""
 
 _EXAMPLE = """\
   p2ptrain train digits.py --wait-for 3 --out digits.safetensors
-  p2ptrain train digits.py -o hidden=128 --epochs 2 --local"""
+  p2ptrain train digits.py -o hidden=128 --epochs 2 --local
+  torchrun --nproc-per-node 3 -m p2ptrain train digits.py --engine torch"""
 
 
 def add_parser(commands: Any) -> None:
@@ -62,7 +76,7 @@ def add_parser(commands: Any) -> None:
     arguments.add_node(parser)
     arguments.add_common(parser)
     _add_experimental(Experimental(parser))
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, usual=parser.get_default)
 
 
 def _add_experimental(group: Experimental) -> None:
@@ -85,6 +99,8 @@ def _add_experimental(group: Experimental) -> None:
 
 def run(args: argparse.Namespace, output: Output) -> int:
     """Train; returns when the weights are written."""
+    if args.engine == "torch":
+        return _train_ranked(args, output)
     check_options(args)
     arguments.find_code(args)
     here = Path.cwd()
@@ -126,6 +142,52 @@ def _keep_places(args: argparse.Namespace, folder: Path) -> None:
         for name in ("out", "checkpoint", "resume", "plan", "trace", "log_dir", *_WRITTEN):
             if getattr(args, name) is not None:
                 setattr(args, name, folder / getattr(args, name))
+
+
+def _train_ranked(args: argparse.Namespace, output: Output) -> int:
+    """Inside torchrun: what there is to say, rank 0 says."""
+    is_first = os.environ.get("RANK", "0") == "0"
+    try:
+        check_for_torch(args)
+    except UsageError:
+        if is_first:
+            raise
+        threading.Event().wait(_LAST_SECONDS)  # torchrun ends all ranks as soon as one ends
+        return WRONG_USAGE
+    if not is_first:
+        silence_stdout()
+    from p2ptrain.torch_engine.ranks import Ranks
+
+    ranks, exit_code, shown = Ranks.of_torchrun(), FAILED, _Shown(output)
+    steps = None
+    try:
+        with sigterm_interrupts() as interrupt:
+            output.writer.on_closed = interrupt
+            with ranks.together():
+                here = Path.cwd()
+                with collector_at_rest():
+                    job = override(load_job(args.script, args.job_options), args)
+                _keep_places(args, here)
+                chosen = train_options(args)
+                steps = job.total_steps(args.steps)
+            if ranks.is_first:
+                output.show_progress(steps)
+            node = {"state_dir": args.state_dir, "threads": args.threads, "device": args.device}
+            event_loop.run(train_on_ranks(ranks, job, chosen, shown, **node))
+        exit_code = DONE
+    except (KeyboardInterrupt, RunCancelled) as error:
+        exit_code = INTERRUPTED
+        if is_first:
+            raise Interrupted(_stopped_at(shown.step, steps, args.checkpoint)) from error
+    except Exception:
+        if is_first or args.debug:
+            raise
+    finally:
+        ranks.leave(failed=exit_code != DONE)
+    return exit_code
+
+
+_LAST_SECONDS = 10.0
 
 
 def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, shown: _Shown) -> None:

@@ -69,6 +69,12 @@ def add_household(parser: argparse.ArgumentParser) -> None:
         "--local", action="store_true", help="train on this device alone, without a network"
     )
     group.add_argument(
+        "--engine",
+        choices=("own", "torch"),
+        default="own",
+        help="torch: inside torchrun, on torch.distributed; no household, no plan",
+    )
+    group.add_argument(
         "--no-replan",
         action="store_true",
         help="change the plan only when a device joins, leaves or fails, not when speeds change",
@@ -215,6 +221,23 @@ def _weights_file(text: str) -> Path:
     if path.suffix != ".safetensors":
         raise argparse.ArgumentTypeError(f"{text!r} must end in .safetensors")
     return path
+
+
+_FOR_TORCH = frozenset(
+    {"script", "job_options", "epochs", "batch_size", "micro_batch", "steps", "engine", "threads"}
+    | {"out", "checkpoint", "checkpoint_every", "resume", "log_dir", "report_to", "notify"}
+    | {"device", "state_dir", "json", "debug", "run", "usual"}
+)
+
+
+def check_for_torch(args: argparse.Namespace) -> None:
+    """Raises UsageError: an option that means nothing with --engine torch; names it."""
+    for name, value in vars(args).items():
+        if name not in _FOR_TORCH and value != args.usual(name):
+            raise UsageError(
+                f"--engine torch has no household: leave out --{name.replace('_', '-')}"
+            )
+    check_options(args)
 
 
 def check_options(args: argparse.Namespace) -> None:
@@ -376,6 +399,7 @@ def train_options(args: argparse.Namespace) -> TrainOptions:
         log_dir=args.log_dir,
         report_to=tuple(args.report_to),
         notify=args.notify,
+        engine=args.engine,
         dry_run=args.dry_run,
         write_profile=args.write_profile,
         write_cluster=args.write_cluster,

@@ -100,11 +100,21 @@ class PreparedJob:
             loader=loader_memory.of_checkpoint(self.batches, step),
         )
 
-    def is_torn(self, shape: Round) -> bool:
-        """Whether a batch is larger than the whole mini-batch that must be computed at once."""
+    def why_torn(self, shape: Round) -> str:
+        """Why a batch trains something else in parts, being larger than those that were looked at.
+
+        Returns "" where it does not.
+        """
         is_whole = self.job.fixed_micro_batch == self.job.batch_size
-        trains = shape.mode is RoundMode.TRAIN
-        return bool(self.across.samples) and is_whole and trains and shape.micro_batches > 1
+        is_parted = shape.mode is RoundMode.TRAIN and shape.micro_batches > 1
+        if not (self.across.samples and is_whole and is_parted):
+            return ""
+        return (
+            f"the mini-batch of step {shape.step + 1} has {shape.samples} samples, more than the "
+            f"{shape.micro_batch} of the batches that were looked at before training, and must be "
+            f"computed as a whole: {self.across.samples}. Let one of the first batches be the "
+            "largest"
+        )
 
     @property
     def optimizer_state_ratio(self) -> float:

@@ -219,3 +219,21 @@ async def test_train_is_a_member_that_answers(tmp_path: Path, node: type[FakeNod
     fake = node(on_event=lambda _: None, name="desk", port=1, code=None)
     async with ControlServer(tmp_path, Lender(fake, keeps=True)), ControlClient(tmp_path) as client:
         assert (await client.status())["name"] == "desk"
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *("--wait-for 3", "--planner pp", "--mode async", "--private", "--local", "--no-replan"),
+        *("--trace t.json", "--dry-run", "--plan p.json", "--wire bf16", "--fresh", "--grid 2x3"),
+        *("--whole-copies 3", "--recovery heavy", "--code 12345678", "--name desk", "--port 0"),
+        *("--peer a:1", "--memory 1GB", "--repartition 1,2"),
+    ],
+)
+def test_with_torch_as_engine_what_belongs_to_a_household_is_refused(
+    option: str, script: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main(["train", script, "--engine", "torch", *option.split()]) == 2
+    error = capsys.readouterr().err
+    assert "--engine torch has no household" in error
+    assert error.strip().endswith(f"leave out {option.split()[0]}")

@@ -1,0 +1,1 @@
+"""The same Job on torch.distributed: `train --engine torch`, inside torchrun."""
