@@ -34,12 +34,18 @@ class Trains(Protocol):
     def waits(self) -> str | None:
         """What the job waits for that is no device."""
 
+    @property
+    def limit(self) -> str:
+        """What limits it now, in a sentence."""
+
     async def train(
         self,
         job: Job,
         options: TrainOptions,
         emit: Callable[[Event], None],
         folder: StateFolder | None = None,
+        *,
+        pause: Pause | None = None,
     ) -> None:
         """From beginning to end."""
 

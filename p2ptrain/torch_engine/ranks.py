@@ -12,17 +12,20 @@ as one has.
 from __future__ import annotations
 
 import atexit
+import itertools
 import json
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from p2ptrain.devices.request import AUTO, DeviceRequest
@@ -34,7 +37,16 @@ _WAIT = timedelta(hours=12)
 
 _LAST_WAIT = timedelta(seconds=10)
 
-_OVER = "p2ptrain/over"
+_OVER = "over"
+
+_groups = itertools.count()  # of this process: a later one finds nothing of an earlier one
+
+
+@cache
+def _meeting_point() -> Store:
+    """Where the ranks find each other: torchrun's, one for the whole life of the process."""
+    store: Store = next(rendezvous("env://", timeout=_WAIT))[0]
+    return store
 
 
 class RankFailed(TrainingError):
@@ -54,7 +66,7 @@ class Ranks:
 
     def __init__(self, rank: int = 0, world: int = 1, local: int = 0) -> None:
         self.rank, self.world, self.local = rank, world, local
-        self._store: Any = None  # torch's, of torchrun
+        self._store: Store | None = None
 
     @classmethod
     def of_torchrun(cls) -> Ranks:
@@ -75,9 +87,9 @@ class Ranks:
         accelerated = torch.cuda.is_available() and dist.is_nccl_available()
         backend = "cpu:gloo,cuda:nccl" if accelerated else "gloo"
         try:
-            self._store, rank, world = next(rendezvous("env://", timeout=_WAIT))
+            self._store = PrefixStore(f"p2ptrain/{next(_groups)}", _meeting_point())
             dist.init_process_group(
-                backend, store=self._store, rank=rank, world_size=world, timeout=_WAIT
+                backend, store=self._store, rank=self.rank, world_size=self.world, timeout=_WAIT
             )
         except (RuntimeError, ValueError) as error:
             raise OptionError(
