@@ -45,7 +45,7 @@ class Trains(Protocol):
         emit: Callable[[Event], None],
         folder: StateFolder | None = None,
         *,
-        pause: Pause | None = None,
+        pause: JobPause | None = None,
     ) -> None:
         """From beginning to end."""
 

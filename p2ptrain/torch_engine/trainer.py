@@ -32,7 +32,7 @@ from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.checkpointer import CheckpointSchedule
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch
 from p2ptrain.holder.input.metrics import MetricValues, missing_loss
-from p2ptrain.holder.pause import Pause
+from p2ptrain.holder.pause import JobPause
 from p2ptrain.holder.reports import rate
 from p2ptrain.holder.start.job_registry import job_fingerprint
 from p2ptrain.holder.start.prepare import prepare
@@ -75,7 +75,7 @@ class RankTrainer:
         emit: Callable[[Event], None],
         folder: StateFolder | None = None,
         *,
-        pause: Pause | None = None,
+        pause: JobPause | None = None,
     ) -> None:
         """Train; in the end the weights are in the user's module and in `options.out`.
 

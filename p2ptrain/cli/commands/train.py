@@ -171,7 +171,7 @@ def _train_ranked(args: argparse.Namespace, output: Output) -> int:
                 chosen = train_options(args)
                 steps = job.total_steps(args.steps)
             if ranks.is_first:
-                output.show_progress(steps)
+                output.show_live(type(job.model).__name__, steps)
             node = {"state_dir": args.state_dir, "threads": args.threads, "device": args.device}
             event_loop.run(train_on_ranks(ranks, job, chosen, shown, **node))
         exit_code = DONE
