@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: demo install test test-unit test-gpu lint clean
+.PHONY: demo install test test-unit test-gpu lint docs clean
 
 demo: $(INSTALLED)
 	$(BIN)/p2ptrain demo
@@ -44,6 +44,11 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python tools/class_names.py
+
+# the documentation as a site that works offline, in build/site; a link that leads nowhere fails
+docs: $(INSTALLED)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/python tools/docs_site.py
 
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -36,6 +36,12 @@ def anchors(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", h.lower()).replace(" ", "-") for h in headings}
 
 
+def test_every_page_stands_in_the_index() -> None:
+    index = (ROOT / "docs" / "README.md").read_text(encoding="utf-8")
+    pages = [page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")]
+    assert [page for page in pages if page != "README.md" and f"({page})" not in index] == []
+
+
 def test_files_that_the_glossary_names_exist() -> None:
     page = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     named = re.findall(r"`([\w/]+\.py)`", page)

@@ -1,4 +1,4 @@
-"""The README's script is a job; it loads scikit-learn's digits."""
+"""The script of the first page for users is a job; it loads scikit-learn's digits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from p2ptrain.cli.script import load_job
 ROOT = Path(__file__).parents[2]
 
 
-def test_the_readme_s_script_is_a_job(tmp_path: Path) -> None:
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    (block,) = re.findall(r"```python\n(.*?)```", readme, re.DOTALL)
+def test_the_first_script_is_a_job(tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "user" / "start.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     script = tmp_path / "digits.py"
     script.write_text(textwrap.dedent(block))
     job = load_job(str(script), [("hidden", "8")])

@@ -1,0 +1,118 @@
+"""The documentation's pictures, of real runs: the page of a household, and a plan's chart.
+
+    python -m tools.pictures [--out docs/pictures]
+
+Four devices, real processes on this machine, train the digits of `examples/digits_cnn.py`; one is
+killed on the way. Chromium opens the page of the device with the data once the others have gone on:
+on a screen in light and dark, and as a phone. The chart is `p2ptrain simulate --gantt` of a
+pipeline for the household of `examples/planning`. It needs `pip install -e '.[browser,demo]'` and
+the system's Chromium, and takes about two minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from playwright.async_api import Browser, async_playwright, expect
+
+from p2ptrain.control.client import ControlClient
+from p2ptrain.demo.household import HouseholdPlan, train_together
+from p2ptrain.mesh.trust.pairing_window import new_code
+
+ROOT = Path(__file__).parents[1]
+
+HOLDER = "study-desktop"
+
+MEMBERS = ("kitchen-laptop", "attic-pc", "old-notebook")
+
+DIES, DIES_AFTER, LOOK_AFTER = "old-notebook", 60, 300
+
+LOOKS: dict[str, dict[str, Any]] = {
+    "page": {"viewport": {"width": 1180, "height": 900}},
+    "page_dark": {"viewport": {"width": 1180, "height": 900}, "color_scheme": "dark"},
+    "page_phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True},
+}
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
+
+
+async def photograph_page(out: Path) -> None:
+    """Train, lose a device, look."""
+    script = ROOT / "examples" / "digits_cnn.py"
+    with tempfile.TemporaryDirectory(prefix="pictures-") as room:
+        devices = str(1 + len(MEMBERS))
+        train = [str(script), "--planner", "pp", "--epochs", "500", "--wait-for", devices]
+        plan = HouseholdPlan(
+            *(MEMBERS, HOLDER, new_code(), Path(room), train, "127.0.0.1"),
+            dies=DIES,
+            dies_after=DIES_AFTER,
+        )
+        async with contextlib.aclosing(train_together(plan)) as bodies:
+            async for body in bodies:
+                if body.get("step", 0) >= LOOK_AFTER:
+                    await _look(Path(room) / HOLDER, out)
+                    return
+
+
+async def _look(folder: Path, out: Path) -> None:
+    options = ["--no-sandbox"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    async with async_playwright() as playwright:
+        browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=options)
+        async with ControlClient(folder) as member:
+            for name, look in LOOKS.items():
+                address = await member.open_page(lan=False)
+                await _shoot(browser, address.url, look, out / f"{name}.png")
+        await browser.close()
+
+
+async def _shoot(browser: Browser, url: str, look: dict[str, Any], file: Path) -> None:
+    context = await browser.new_context(reduced_motion="reduce", **look)
+    page = await context.new_page()
+    await page.goto(url)
+    await expect(page.locator("#live-text")).to_have_text("Live", timeout=20_000)
+    await expect(page.locator("#headline")).to_contain_text("Training", timeout=20_000)
+    await page.wait_for_timeout(3_000)  # some more looks at the household, for its rates
+    await page.locator(".hero").evaluate("hero => hero.scrollIntoView()")  # past the pairing code
+    await page.screenshot(path=file)
+    await context.close()
+
+
+def draw_plan(out: Path) -> None:
+    """The predicted round of the best plan for the example's household."""
+    folder = ROOT / "examples" / "planning"
+    files = ["--profile", str(folder / "mnist_mobilenet.json")]
+    files += ["--cluster", str(folder / "household.json")]
+    plan = out / "plan.json"
+    planner = ["--planner", "hybrid", "--micro-batch", "16"]
+    made = _p2ptrain("plan", *files, "--batch-size", "128", *planner, "--json")
+    plan.write_text(made, encoding="utf-8")
+    _p2ptrain("simulate", *files, "--plan", str(plan), "--gantt", str(out / "plan.svg"))
+    plan.unlink()
+
+
+def _p2ptrain(*words: str) -> str:
+    command = [sys.executable, "-m", "p2ptrain", *words]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+
+
+def main() -> None:
+    """Make them all."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "pictures")
+    out: Path = parser.parse_args().out
+    out.mkdir(parents=True, exist_ok=True)
+    draw_plan(out)
+    asyncio.run(photograph_page(out))
+
+
+if __name__ == "__main__":
+    main()
