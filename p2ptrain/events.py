@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from p2ptrain import markup
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -224,6 +226,16 @@ class Plan(Event):
     mode_reason: str = ""
     links: tuple[PlanLink, ...] = ()
     alone_samples_per_s: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def _repr_html_(self) -> str:
+        """In notebooks."""
+        return markup.plan(
+            f"plan {self.epoch} ({self.reason}): {self.micro_batches} x {self.micro_batch} "
+            f"samples, about {self.predicted_samples_per_s:,.3g} samples/s",
+            ((stage.units, [(d.name, d.share) for d in stage.devices]) for stage in self.stages),
+            [(out.name, out.reason) for out in self.left_out],
+            self.changes_results,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,9 +321,10 @@ class Node:
         if self._member is None:
             raise OptionError(_OUTSIDE)
         folder = self._jobs_folder()
+        assert self._desk is not None, "there is a desk wherever there is a member"
         self._run = start_run(
-            *(self._mesh, self._member, job, options, self._emit, folder),
-            *(self._desk, self._steering),
+            *(self._mesh, self._member, job, options, self._emit, self._desk),
+            *(folder, self._steering),
         )
         return self._run
 

@@ -9,8 +9,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from p2ptrain import events
+from p2ptrain.api import notebook
 from p2ptrain.api.course_desk import CourseDesk
 from p2ptrain.api.event_stream import EventReader, EventStream
+from p2ptrain.api.job_course import JobCourse
 from p2ptrain.api.progress import INTERVAL_SECONDS, Outcome, ProgressReporter
 from p2ptrain.api.sinks.open_sinks import RunSinks, asked_sinks
 from p2ptrain.api.steering import SteeringDesk
@@ -75,24 +77,31 @@ class RunEvents:
 class Run:
     """A job that is being trained: an async iterator of its events.
 
-    Iteration ends with the job; like `result`, it raises what the job failed with.
+    Iteration ends with the job; like `result`, it raises what the job failed with. A notebook shows
+    it live: write  run  as the last line of a cell.
+
+    Attributes:
+        plan: the one in force; None before the first.
     """
 
     def __init__(
         self,
         job: Job,
         task: asyncio.Task[None],
-        events: EventStream,
+        stream: EventStream,
         pause: JobPause,
         announce: Callable[[Event], None],
         here: str,
+        course: Callable[[], JobCourse],
     ) -> None:
+        self.plan: events.Plan | None = None
+        self._course = course
         self._job = job
         self._pause = pause
         self._announce = announce
         self._here = here
         self._task = task
-        self._stream = events
+        self._stream = stream
         self._own = self.events()
         self._cancelled = False
 
@@ -139,17 +148,35 @@ class Run:
         if not self.done and self._pause.end():
             self._announce(events.Resumed(by or self._here))
 
+    def stop(self) -> None:
+        """Begin to end the training, without waiting: for a button. Else as `cancel`."""
+        if not self._cancelled:  # a second time would break off the letting go
+            self._cancelled = True
+            self._task.cancel()
+
+    def as_html(self, advice: str = notebook.STOP) -> str:
+        """As it is now: devices, parts, the curve. `advice`: how to stop it, while it runs."""
+        return notebook.course_html(self._course(), advice)
+
+    def _repr_html_(self) -> str:
+        """In notebooks."""
+        return self.as_html()
+
+    def _ipython_display_(self) -> None:
+        """In a notebook that runs, live."""
+        if not notebook.is_here():
+            raise NotImplementedError  # IPython shows it as anything else
+        notebook.show(self)
+
     async def cancel(self, by: str = "") -> None:
         """Stop training; the other devices are let go. Harmless after the end, and repeated.
 
         Args:
             by: name of the device on which a person wants it, where it is another one.
         """
-        if not self._cancelled:  # a second time would break off the letting go
-            self._cancelled = True
-            if by not in ("", self._here) and not self.done:
-                self._announce(events.Warning(f"stopped on {by}", by))
-            self._task.cancel()
+        if not self._cancelled and by not in ("", self._here) and not self.done:
+            self._announce(events.Warning(f"stopped on {by}", by))
+        self.stop()
         await asyncio.wait([self._task])
 
 
@@ -192,31 +219,32 @@ def start_run(
     job: Job,
     options: TrainOptions,
     emit: Callable[[Event], None],
+    desk: CourseDesk,
     folder: StateFolder | None = None,
-    desk: CourseDesk | None = None,
     steering: SteeringDesk | None = None,
 ) -> Run:
     """Train `job` in a task of its own.
 
     Args:
         emit: takes every event, beside the run itself.
+        desk: has the job's course for those who ask.
         folder: where the job's journal stands; None = nowhere.
-        desk: has the job's course for those who ask; None = nobody does.
         steering: pauses and stops it for them.
     """
     stream = EventStream(replays=True)
     model = type(job.model).__name__
     reporter = ProgressReporter(mesh, model, lambda: member.waits)
     steps = job.total_steps(options.steps)
-    course = None if desk is None else desk.begin(model, steps, lambda: member.limit)
+    course = desk.begin(model, steps, lambda: member.limit)
     sinks = RunSinks(asked_sinks(job, options), lambda event: announce(event))
     notified = asyncio.Event()
     pause = JobPause()
 
     def announce(event: Event) -> None:
         reporter.note(event)
-        if course is not None:
-            course.note(event)
+        course.note(event)
+        if isinstance(event, events.Plan):
+            begun.plan = event
         notified.set()
         stream.publish(event)
         emit(event)
@@ -245,15 +273,14 @@ def start_run(
             raise
         finally:
             reporting.cancel()
-            if course is not None:
-                course.end()
+            course.end()
             reporter.over(outcome)
             await reporter.tell(monotonic())
             await sinks.close()
 
     task = asyncio.create_task(run(), name="train")
     task.add_done_callback(lambda _: stream.close())  # also of one that is cancelled before it runs
-    begun = Run(job, task, stream, pause, announce, mesh.name)
-    if steering is not None and course is not None:
+    begun = Run(job, task, stream, pause, announce, mesh.name, course.whole)
+    if steering is not None:
         steering.begin(course.run, begun)
     return begun

@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain import torch_version
 from p2ptrain.aio import event_loop
+from p2ptrain.api.course_desk import CourseDesk
 from p2ptrain.api.event_stream import call_watch, check_on_event
 from p2ptrain.api.node import Node, check_limits, state_folder
+from p2ptrain.api.notebook import drawn_result
 from p2ptrain.api.progress import ProgressBoard
 from p2ptrain.api.run import asked_options, start_run
 from p2ptrain.devices.request import AUTO, read_request
@@ -89,7 +91,7 @@ async def _train_together(
 ) -> torch.nn.Module:
     async with Node(role="holder", on_event=on_event, **node_options) as node:
         run = await node.train(job, options)
-        return await run.result()
+        return await drawn_result(run, run.result())
 
 
 async def _train_alone(
@@ -109,7 +111,7 @@ async def _train_alone(
     emit = _emitting(on_event)
     chosen = await choose_device(request, folder / CHECKS, emit, threads=threads)
     mesh = LoneMesh(node_options.get("name") or "here")
-    ProgressBoard(mesh)
+    desk = CourseDesk(mesh, ProgressBoard(mesh), None)
     member = DeviceServices(
         mesh,
         memory_bytes=node_options.get("memory_bytes"),
@@ -121,9 +123,9 @@ async def _train_alone(
     for kind, route in member.routes.items():
         mesh.route(kind, route.handler, route.parts)
 
-    run = start_run(mesh, member, job, options, emit)
+    run = start_run(mesh, member, job, options, emit, desk)
     try:
-        return await run.result()
+        return await drawn_result(run, run.result())
     finally:
         await run.cancel()
         await member.close()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal
 
+from p2ptrain import markup
 from p2ptrain.errors import OptionError
 from p2ptrain.net.forms import By, Range, Rare, Seconds, Text
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
@@ -226,6 +227,15 @@ class Plan:
     def is_split(self) -> bool:
         """Whether some stage computes the gradients of its weights later than the others."""
         return any(stage.held is not None for stage in self.stages)
+
+    def _repr_html_(self) -> str:
+        """In notebooks."""
+        return markup.plan(
+            f"{self.found_by or self.planner}: {self.micro_batches} x {self.micro_batch} samples, "
+            f"about {self.predicted.samples_per_s:,.3g} samples/s",
+            ((stage.units, [(d.name, d.share) for d in stage.devices]) for stage in self.stages),
+            [(out.name, out.reason) for out in self.left_out],
+        )
 
     def to_json(self) -> dict[str, Any]:
         """The file's content."""
