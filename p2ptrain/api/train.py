@@ -201,7 +201,9 @@ async def train_on_ranks(
     place = ranks.shared(chosen.device.place.type)
     alike = place == chosen.device.place.type
     ranks.agree(None if alike else OptionError(f"it computes on another kind than {place}"))
-    run = start_run(LoneMesh("rank 0"), RankTrainer(ranks, chosen.device), job, options, emit)
+    mesh = LoneMesh("rank 0")
+    desk = CourseDesk(mesh, ProgressBoard(mesh), None)
+    run = start_run(mesh, RankTrainer(ranks, chosen.device), job, options, emit, desk)
     try:
         return await run.result()
     finally:
