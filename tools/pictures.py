@@ -34,7 +34,7 @@ HOLDER = "study-desktop"
 
 MEMBERS = ("kitchen-laptop", "attic-pc", "old-notebook")
 
-DIES, DIES_AFTER, LOOK_AFTER = "old-notebook", 60, 300
+DIES, DIES_AFTER, LOOK_AFTER = "old-notebook", 40, 120
 
 LOOKS: dict[str, dict[str, Any]] = {
     "page": {"viewport": {"width": 1180, "height": 900}},

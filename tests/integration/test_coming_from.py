@@ -1,4 +1,4 @@
-"""Both scripts of each pair in docs/user/coming_from.md run, and train the same."""
+"""Both scripts of each pair in docs/user/coming_from*.md run, and train the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import torch
 ONE_PROCESS = {"MASTER_ADDR": "127.0.0.1", "RANK": "0", "WORLD_SIZE": "1"}
 """What torchrun sets."""
 
-PAGE = Path(__file__).parents[2] / "docs" / "user" / "coming_from.md"
+PAGES = sorted((Path(__file__).parents[2] / "docs" / "user").glob("coming_from*.md"))
 
 
 @contextmanager
@@ -27,7 +27,8 @@ def free_port() -> Iterator[int]:
 
 
 def scripts(heading: str) -> list[str]:
-    text = PAGE.read_text(encoding="utf-8").split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    whole = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    text = whole.split(f"\n## {heading}\n", 1)[1].split("\n## ", 1)[0]
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 

@@ -102,17 +102,19 @@ def paired(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_install_is_done_once_and_uninstall_leaves_nothing(
     commands: Commands, tmp_path: Path
 ) -> None:
-    first = commands.run("install", "--memory", "2GiB", "--peer=10.0.0.9")
+    first = commands.run("install", "--memory", "2GiB", "--quiet-hours=22-7")
     assert (first["state"], first["changed"], first["starts"]) == (
         "running",
         True,
         "with this device",
     )
     assert first["last_line"] == "attic-pc is ready at 10.0.0.2 port 47300"
-    assert f'"--memory" "2GiB" "--peer=10.0.0.9" "--state-dir={commands.folder}"' in commands.unit()
+    assert (
+        f'"--memory" "2GiB" "--quiet-hours=22-7" "--state-dir={commands.folder}"' in commands.unit()
+    )
     assert commands.system.linger
     commands.system.ran.clear()
-    again = commands.run("install", "--memory", "2GiB", "--peer=10.0.0.9")
+    again = commands.run("install", "--memory", "2GiB", "--quiet-hours=22-7")
     assert (again["state"], again["changed"]) == ("running", False)
     assert not [line for line in commands.system.ran if "restart" in line]
     assert commands.run("install")["changed"]
