@@ -1,7 +1,7 @@
 # A member of the household in a container: docs/user/platforms/docker.md says how to run it, and why
 # with the host's network. Torch is its CPU build: a tenth of what the one with CUDA takes.
 FROM python:3.13-slim AS build
-RUN pip install --no-cache-dir uv
+RUN pip install --no-cache-dir uv==0.13.9
 WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY p2ptrain ./p2ptrain
@@ -13,7 +13,7 @@ COPY --from=build /opt/p2ptrain /opt/p2ptrain
 RUN useradd --create-home --uid 1000 p2ptrain \
     && install --directory --owner p2ptrain --group p2ptrain --mode 700 /state
 ENV PATH=/opt/p2ptrain/bin:$PATH P2PTRAIN_STATE_DIR=/state
-USER p2ptrain
+USER 1000:1000
 # the device's key and pairings: a member without it is a stranger at every start
 VOLUME /state
 # SIGTERM: join hands its work over, so stop with a time limit of 90 s

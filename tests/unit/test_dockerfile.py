@@ -42,6 +42,6 @@ def test_it_starts_a_member_that_is_no_root_and_keeps_its_state() -> None:
     assert command[0] == "p2ptrain"
     assert build_parser().parse_args(command[1:])
     (user,) = [text for word, text in LAST_IMAGE if word == "USER"]
-    assert user not in ("root", "0")
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
     assert f"{STATE_DIR_VARIABLE}={said['VOLUME']}" in said["ENV"].split()
     assert said["STOPSIGNAL"] == "SIGTERM"
