@@ -10,7 +10,7 @@ import secrets
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from time import monotonic
+from time import monotonic, time
 
 from p2ptrain.api.job_course import (
     ENDED,
@@ -18,6 +18,7 @@ from p2ptrain.api.job_course import (
     CourseAsked,
     CourseKeeper,
     CoursePoint,
+    EarlierRuns,
     JobCourse,
     JobState,
     joined,
@@ -39,6 +40,8 @@ COURSE = "job.course"
 
 COURSE_FILE = "course.json"
 
+EARLIER_FILE = "earlier_runs.json"
+
 ANSWER_SECONDS = 5.0
 
 
@@ -46,9 +49,15 @@ class CourseRecorder:
     """The course of a job of this device, with the clock and the file."""
 
     def __init__(
-        self, keeper: CourseKeeper, folder: StateFolder | None, limit: Callable[[], str]
+        self,
+        keeper: CourseKeeper,
+        folder: StateFolder | None,
+        limit: Callable[[], str],
+        same: str,
     ) -> None:
+        """`same`: of which model earlier runs are kept."""
         self._keeper = keeper
+        self._same = same
         self._limit = limit
         self._folder = folder
         self._began_at = monotonic()
@@ -74,7 +83,10 @@ class CourseRecorder:
         self._ended_at = monotonic()
         if self._folder is not None:
             try:
-                self._folder.write_json(COURSE_FILE, write_form(self.whole()))
+                course = replace(self.whole(), earlier=())
+                self._folder.write_json(COURSE_FILE, write_form(course))
+                runs = _earlier(self._folder).with_run(self._same, course, round(time()))
+                self._folder.write_json(EARLIER_FILE, write_form(runs))
             except UserError as error:
                 log.warning("course_not_written", why=str(error))
 
@@ -106,15 +118,19 @@ class CourseDesk:
         mesh.route(COURSE, self._answer)
 
     def begin(
-        self, model: str, steps: int | None, limit: Callable[[], str] = str
+        self, model: str, steps: int | None, limit: Callable[[], str] = str, same: str = ""
     ) -> CourseRecorder:
         """This device begins to train a job of so many steps, if that is known.
 
         Args:
             limit: what limits it now, in a sentence.
+            same: says which model it is, more closely than its name.
         """
-        keeper = CourseKeeper(secrets.token_hex(8), self._mesh.name, model, steps)
-        self._own = CourseRecorder(keeper, self._folder, limit)
+        same = same or model
+        earlier = () if self._folder is None else _earlier(self._folder).of(same)
+        run = secrets.token_hex(8)
+        keeper = CourseKeeper(run, self._mesh.name, model, steps, earlier=earlier)
+        self._own = CourseRecorder(keeper, self._folder, limit, same)
         return self._own
 
     async def read(self) -> JobCourse | None:
@@ -189,6 +205,15 @@ class CourseDesk:
             raise PeerError(f"{self._mesh.name} trains no job of its own")
         asked = CourseAsked.read(message.fields)
         return Message(COURSE, {}, (self._own.since(asked).to_part(),))
+
+
+def _earlier(folder: StateFolder) -> EarlierRuns:
+    """What is kept of runs before; nothing where it cannot be read."""
+    try:
+        return folder.read_form(EARLIER_FILE, EarlierRuns) or EarlierRuns()
+    except UserError as error:
+        log.warning("earlier_runs_not_read", why=str(error))
+        return EarlierRuns()
 
 
 def _ended_by(known: JobCourse, line: JobLine) -> JobCourse:

@@ -26,6 +26,12 @@ EVALS_LIMIT = 256
 
 NAMES_LIMIT = 64
 
+EARLIER_RUNS = 5
+
+EARLIER_MODELS = 12
+
+EARLIER_POINTS = 128
+
 LINKS_LIMIT = 1024
 
 TEXT_LIMIT_CHARACTERS = 1000
@@ -147,6 +153,54 @@ class CoursePlan:
 
 
 @dataclass(frozen=True, slots=True)
+class EarlierPoint:
+    """A step of a run that has ended."""
+
+    step: Count
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRun:
+    """A run of the same model on the same device, for comparison.
+
+    Attributes:
+        ended_at: Unix seconds, by that device's clock.
+    """
+
+    run: Id
+    ended_at: Count
+    state: JobState
+    points: Annotated[tuple[Annotated[EarlierPoint, Row()], ...], Length(EARLIER_POINTS)]
+
+
+@dataclass(frozen=True, slots=True)
+class EarlierRuns:
+    """What a device keeps of its runs, by the model; of each and in all the newest."""
+
+    models: Annotated[
+        Mapping[str, Annotated[tuple[EarlierRun, ...], Length(EARLIER_RUNS)]],
+        Length(EARLIER_MODELS),
+    ] = field(default_factory=dict)
+
+    def of(self, model: str) -> tuple[EarlierRun, ...]:
+        """The oldest first."""
+        return self.models.get(model, ())
+
+    def with_run(self, model: str, course: JobCourse, ended_at: int) -> EarlierRuns:
+        """One more; the oldest goes."""
+        known = [p for p in course.points if p.loss is not None]
+        every = -(-len(known) // EARLIER_POINTS) or 1
+        points = tuple(EarlierPoint(p.step, p.loss or 0.0) for p in known[every - 1 :: every])
+        if len(points) < 2:
+            return self
+        run = EarlierRun(course.run, ended_at, course.state, points)
+        rest = {name: runs for name, runs in self.models.items() if name != model}
+        kept = dict(list(rest.items())[-(EARLIER_MODELS - 1) :])
+        return EarlierRuns({**kept, model: (*self.of(model), run)[-EARLIER_RUNS:]})
+
+
+@dataclass(frozen=True, slots=True)
 class JobCourse(Blob):
     """See the module.
 
@@ -160,6 +214,7 @@ class JobCourse(Blob):
         last: the newest step.
         first: updates that were made before this run.
         limit: what limits it now, in a sentence.
+        earlier: runs of the same model, the newest last; not where `is_rest`.
         is_rest: `points` are only those after what was asked for.
     """
 
@@ -180,6 +235,7 @@ class JobCourse(Blob):
     notes: Annotated[tuple[CourseNote, ...], Length(NOTES_LIMIT)] = ()
     plan: CoursePlan | None = None
     limit: Annotated[_Sentence, Rare()] = ""
+    earlier: Annotated[tuple[EarlierRun, ...], Length(EARLIER_RUNS), Rare()] = ()
     is_rest: Annotated[bool, Rare()] = False
 
     @property
@@ -205,9 +261,15 @@ class CourseKeeper:
     """Keeps the course of one job, on the device that has the data."""
 
     def __init__(
-        self, run: str, holder: str, model: str, steps: int | None, limit: int = POINTS_LIMIT
+        self,
+        run: str,
+        holder: str,
+        model: str,
+        steps: int | None,
+        limit: int = POINTS_LIMIT,
+        earlier: tuple[EarlierRun, ...] = (),
     ) -> None:
-        self.course = JobCourse(run, holder, model, steps=steps)
+        self.course = JobCourse(run, holder, model, steps=steps, earlier=earlier)
         self._points: list[CoursePoint] = []
         self._limit = limit
         self._paused_at: float | None = None
@@ -261,7 +323,12 @@ class CourseKeeper:
         points = self._points[self._index_after(asked.step) :] if knows else self._points
         limit = limit[:TEXT_LIMIT_CHARACTERS] if self.course.state == "training" else ""
         return replace(
-            self.course, seconds=seconds, points=tuple(points), limit=limit, is_rest=knows
+            self.course,
+            seconds=seconds,
+            points=tuple(points),
+            limit=limit,
+            earlier=() if knows else self.course.earlier,
+            is_rest=knows,
         )
 
     def _index_after(self, step: int) -> int:
@@ -308,7 +375,8 @@ def joined(before: JobCourse | None, answer: JobCourse) -> JobCourse:
         return replace(answer, is_rest=False)
     last = before.points[-1].step if before.points else -1
     new = tuple(point for point in answer.points if point.step > last)
-    return replace(answer, points=(*before.points, *new)[-2 * POINTS_LIMIT :], is_rest=False)
+    points = (*before.points, *new)[-2 * POINTS_LIMIT :]
+    return replace(answer, points=points, earlier=before.earlier, is_rest=False)
 
 
 def known_of(course: JobCourse | None) -> CourseAsked:

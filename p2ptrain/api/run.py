@@ -213,6 +213,14 @@ def asked_options(job: object, options: object, fields: Mapping[str, Any]) -> Tr
     return options or TrainOptions(**fields)
 
 
+def _same(job: Job) -> str:
+    """What earlier runs must have in common with this one to stand beside it."""
+    from torch.nn.parameter import is_lazy
+
+    weights = sum(0 if is_lazy(p) else p.numel() for p in job.model.parameters())
+    return f"{type(job.model).__name__[:200]}, {weights} weights"
+
+
 def start_run(
     mesh: Mesh,
     member: Trains,
@@ -235,7 +243,7 @@ def start_run(
     model = type(job.model).__name__
     reporter = ProgressReporter(mesh, model, lambda: member.waits)
     steps = job.total_steps(options.steps)
-    course = desk.begin(model, steps, lambda: member.limit)
+    course = desk.begin(model, steps, lambda: member.limit, _same(job))
     sinks = RunSinks(asked_sinks(job, options), lambda event: announce(event))
     notified = asyncio.Event()
     pause = JobPause()

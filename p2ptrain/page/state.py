@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from p2ptrain.api.job_course import CourseMetrics, CourseShare
+from p2ptrain.api.job_course import CourseMetrics, CourseShare, EarlierRun
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,12 +139,14 @@ class CurveView:
 
     Attributes:
         points: (step, seconds, loss, samples/s, learning rate).
+        earlier: runs of the same model before, the newest last.
     """
 
     run: str
     stride: int
     points: tuple[tuple[int, float, float | None, float | None, float | None], ...]
     evals: tuple[CourseMetrics, ...]
+    earlier: tuple[EarlierRun, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

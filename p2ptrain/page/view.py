@@ -231,7 +231,7 @@ def _stage(stage: CourseStage, number: int, count: int) -> StageView:
 
 def _curve(course: JobCourse) -> CurveView:
     points = tuple((p.step, p.seconds, p.loss, p.samples_per_s, p.lr) for p in course.points)
-    return CurveView(course.run, course.stride, points, course.evals)
+    return CurveView(course.run, course.stride, points, course.evals, course.earlier)
 
 
 def _notes(seen: Seen) -> tuple[NoteView, ...]:

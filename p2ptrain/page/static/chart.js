@@ -39,7 +39,9 @@ export class Chart {
     caption.append(title, this.value);
     this.node = document.createElement("figure");
     this.node.className = "chart";
-    this.node.append(caption, this.picture);
+    this.more = document.createElement("p");
+    this.more.className = "quiet";
+    this.node.append(caption, this.picture, this.more);
     this.at = null; this.key = ""; this.points = [];
     this.picture.addEventListener("pointermove", (event) => this.point(event));
     this.picture.addEventListener("pointerleave", () => this.look(null));
@@ -48,29 +50,34 @@ export class Chart {
     new ResizeObserver(() => { this.key = ""; this.draw(); }).observe(this.picture);
   }
 
-  // points: [step, value or null]; expected: a value or null; steps: of the whole job, or null.
-  show(points, expected, steps) {
+  // points: [step, value or null]; expected: a value or null; steps: of the whole job, or null;
+  // earlier: other runs' points.
+  show(points, expected, steps, earlier = []) {
+    this.earlier = earlier;
     this.points = points.filter((p) => p[1] !== null);
     this.expected = expected; this.steps = steps;
     this.draw();
   }
 
+  note(text) { this.more.textContent = text; }
+
   draw() {
     const points = this.points, last = points[points.length - 1];
     const width = Math.max(this.picture.clientWidth, 220);
-    const key = [points.length, last, this.expected, this.steps, width].join();
+    const key = [points.length, last, this.expected, this.steps, width, this.earlier.length].join();
     if (key === this.key || !last) return;
     this.key = key;
     this.width = width;
     this.picture.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     const values = points.map((p) => p[1]);
     const shown = this.median ? smoothed(values, Math.min(6, values.length >> 4)) : values;
+    const first = points[0][0], end = Math.max(last[0] * (this.earlier.length ? 1.25 : 1), first + 1);
+    const earlier = this.earlier.map((run) => run.filter((p) => p[0] >= first && p[0] <= end)).filter((run) => run.length > 1);
     const scale = this.expected === null || this.expected === undefined ? shown : [...shown, this.expected];
-    const sorted = [...scale].sort((a, b) => a - b);
+    const sorted = [...scale, ...earlier.flatMap((run) => run.map((p) => p[1]))].sort((a, b) => a - b);
     let low = this.fromZero ? 0 : sorted[0], high = sorted[sorted.length - 1];
     if (high === low) { high += Math.abs(high) * 0.1 || 1; low -= this.fromZero ? 0 : Math.abs(low) * 0.1 || 1; }
     high += (high - low) * 0.05;
-    const first = points[0][0], end = Math.max(last[0], first + 1);
     this.x = (step) => LEFT + (step - first) / (end - first) * (width - LEFT - RIGHT);
     this.y = (value) => HEIGHT - BOTTOM - (Math.min(value, high) - low) / (high - low) * (HEIGHT - TOP - BOTTOM);
     const parts = [];
@@ -83,6 +90,7 @@ export class Chart {
       const x = this.x(at);
       parts.push(svg("text", { x, y: HEIGHT - 6, "text-anchor": x > width - 30 ? "end" : "middle" }, at.toLocaleString("en")));
     }
+    for (const run of earlier) parts.push(svg("path", { class: "earlier", d: this.path(run, run.map((p) => p[1])) }));
     if (this.median && shown !== values) parts.push(svg("path", { class: "faint", d: this.path(points, values) }));
     if (this.expected !== null && this.expected !== undefined) {
       const y = this.y(this.expected);
@@ -94,7 +102,7 @@ export class Chart {
     this.picture.replaceChildren(...parts);
     const begin = points[0];
     this.picture.setAttribute("aria-label", `${this.title} from step ${begin[0]} to ${last[0]}: from ${this.format(begin[1])} to ${this.format(last[1])}` +
-      (this.expected ? `, predicted ${this.format(this.expected)}` : "") + ". Arrow keys read single steps.");
+      (this.expected ? `, predicted ${this.format(this.expected)}` : "") + (earlier.length ? `, beside ${earlier.length} earlier ${earlier.length === 1 ? "run" : "runs"}` : "") + ". Arrow keys read single steps.");
     this.look(this.at);
   }
 

@@ -134,7 +134,9 @@ const show = {
     $("charts").hidden = points.length < 2;
     if (points.length < 2) return;
     const steps = state.job?.steps ?? null;
-    charts.loss.show(points.map((p) => [p[0], p[2]]), null, steps);
+    const earlier = curve.earlier ?? [];
+    charts.loss.show(points.map((p) => [p[0], p[2]]), null, steps, earlier.map((run) => run.points));
+    charts.loss.note(earlier.length ? `Pale: ${earlier.map((run) => `${when(run.ended_at)} (${run.state}, ${small(run.points.at(-1)[1])})`).join(", ")}` : "");
     charts.speed.show(points.map((p) => [p[0], p[3]]), state.job?.predicted_samples_per_s ?? null, steps);
     const rates = points.map((p) => [p[0], p[4]]);
     const changes = rates.some((p) => p[1] !== rates[0][1]);
@@ -206,6 +208,8 @@ function announce(before) {
   const news = state.notes.filter((n) => loud.has(n.kind) && !known.has(`${n.at} ${n.text}`)).map((n) => n.text);
   if (news.length) $("said").textContent = news.slice(-3).join(" ");
 }
+
+const when = (at) => new Intl.DateTimeFormat("en-GB", { day: "numeric", month: "short", hour: "2-digit", minute: "2-digit" }).format(new Date(at * 1000));
 
 const measured = (name) => name === "loss" ? "Loss" : name.charAt(0).toUpperCase() + name.slice(1).replaceAll("_", " ");
 

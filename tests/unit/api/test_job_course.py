@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,21 @@ from hypothesis import strategies as st
 
 from p2ptrain import events
 from p2ptrain.api.course_desk import CourseDesk
-from p2ptrain.api.job_course import CourseAsked, CourseKeeper, JobCourse, joined, known_of
+from p2ptrain.api.job_course import (
+    EARLIER_MODELS,
+    EARLIER_POINTS,
+    CourseAsked,
+    CourseKeeper,
+    EarlierRuns,
+    JobCourse,
+    joined,
+    known_of,
+)
 from p2ptrain.api.progress import PROGRESS, JobLine, ProgressBoard
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.net.message import Message
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
 from tests.support.memory_household import MemoryHousehold
 from tests.support.page_member import PLAN, step
 
@@ -106,6 +118,7 @@ async def test_a_member_asks_the_holder_and_remembers_its_end(tmp_path: Path) ->
         assert seen is not None
         assert (seen.holder, seen.state, seen.steps) == ("a", "training", 10)
         assert seen.plan == course.whole().plan
+        assert seen.earlier == ()
         course.note(step(2))
         course.end()
         await say(JobLine("Net", step=2, loss=0.5, over=True, outcome="stopped"))
@@ -116,6 +129,27 @@ async def test_a_member_asks_the_holder_and_remembers_its_end(tmp_path: Path) ->
         assert seen.last.step == 2
         later = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
         assert await later.read() == course.whole()
+        (earlier,) = later.begin("Net", 10).whole().earlier
+        assert (earlier.run, earlier.state) == (course.run, "stopped")
+        assert [point.step for point in earlier.points] == [1, 2]
+        assert later.begin("Other", 10).whole().earlier == ()
+
+
+def test_only_the_newest_runs_are_kept_and_a_few_of_their_points() -> None:
+    keeper = CourseKeeper("r", "laptop", "Net", None)
+    for number in range(1, 901):
+        keeper.note(step(number), float(number))
+    runs = EarlierRuns()
+    for number in range(20):
+        course = replace(keeper.since(CourseAsked(), 1.0), run=f"r{number}")
+        runs = runs.with_run(f"model {number % 15}", course, number)
+    for number in range(20, 29):
+        runs = runs.with_run("Net", replace(course, run=f"r{number}"), number)
+    assert [run.run for run in runs.of("Net")] == [f"r{n}" for n in range(24, 29)]
+    assert len(runs.models) == EARLIER_MODELS
+    points = runs.of("Net")[-1].points
+    assert 100 <= len(points) <= EARLIER_POINTS
+    assert read_form(EarlierRuns, write_form(runs), "runs") == runs
 
 
 async def test_a_holder_that_is_gone_is_waited_for() -> None:
