@@ -42,7 +42,7 @@ export class Chart {
     this.more = document.createElement("p");
     this.more.className = "quiet";
     this.node.append(caption, this.picture, this.more);
-    this.at = null; this.key = ""; this.points = [];
+    this.at = null; this.key = ""; this.points = []; this.earlier = [];
     this.picture.addEventListener("pointermove", (event) => this.point(event));
     this.picture.addEventListener("pointerleave", () => this.look(null));
     this.picture.addEventListener("blur", () => this.look(null));
