@@ -4,9 +4,9 @@
 
 Four devices, real processes on this machine, train the digits of `examples/digits_cnn.py`; one is
 killed on the way. Chromium opens the page of the device with the data once the others have gone on:
-on a screen in light and dark, and as a phone. The chart is `p2ptrain simulate --gantt` of a
-pipeline for the household of `examples/planning`. It needs `pip install -e '.[browser,demo]'` and
-the system's Chromium, and takes about two minutes.
+on a screen in light and dark, and as a phone. The chart is that of docs/user/planning.md, by
+its commands. It needs `pip install -e '.[browser,demo]'` and the system's Chromium, and takes about
+two minutes.
 """
 
 from __future__ import annotations
@@ -87,21 +87,18 @@ async def _shoot(browser: Browser, url: str, look: dict[str, Any], file: Path) -
 
 
 def draw_plan(out: Path) -> None:
-    """The predicted round of the best plan for the example's household."""
+    """The predicted round of a pipeline for the example's household."""
     folder = ROOT / "examples" / "planning"
     files = ["--profile", str(folder / "mnist_mobilenet.json")]
     files += ["--cluster", str(folder / "household.json")]
     plan = out / "plan.json"
-    planner = ["--planner", "hybrid", "--micro-batch", "16"]
-    made = _p2ptrain("plan", *files, "--batch-size", "128", *planner, "--json")
-    plan.write_text(made, encoding="utf-8")
+    _p2ptrain("plan", *files, "--batch-size", "128", "--straight", "--out", str(plan))
     _p2ptrain("simulate", *files, "--plan", str(plan), "--gantt", str(out / "plan.svg"))
     plan.unlink()
 
 
-def _p2ptrain(*words: str) -> str:
-    command = [sys.executable, "-m", "p2ptrain", *words]
-    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+def _p2ptrain(*words: str) -> None:
+    subprocess.run([sys.executable, "-m", "p2ptrain", *words], check=True)
 
 
 def main() -> None:
