@@ -18,9 +18,6 @@ from os.path import normpath
 from pathlib import Path
 from typing import Any
 
-from mkdocs.commands.build import build
-from mkdocs.config import load_config
-
 ROOT = Path(__file__).parents[1]
 
 PLACE = ROOT / "build" / "docs"
@@ -38,9 +35,9 @@ WORKER, ELSEWHERE = Path("tools/iframe_worker.js"), "https://unpkg.com/iframe-wo
 Navigation = list[dict[str, Any]]
 
 
-def gather() -> None:
+def gather(into: Path) -> None:
     """Copy the pages, and the files that they link to."""
-    shutil.rmtree(PLACE, ignore_errors=True)
+    shutil.rmtree(into, ignore_errors=True)
     pages = {file for pattern in PAGES for file in ROOT.glob(pattern) if file.is_file()}
     linked = {
         (page.parent / link).resolve()
@@ -49,18 +46,18 @@ def gather() -> None:
         for link in _FILE.findall(page.read_text(encoding="utf-8"))
     }
     for file in pages | {file for file in linked if file.is_file()}:
-        place = PLACE / file.relative_to(ROOT)
+        place = into / file.relative_to(ROOT)
         place.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place)
 
 
-def navigation() -> Navigation:
-    """The front page, the index's sections, the rest."""
+def navigation(place: Path) -> Navigation:
+    """The front page, the index's sections, the rest of the pages in `place`."""
     named: Navigation = [{"Home": "README.md"}]
     for heading, links in _sections((ROOT / INDEX).read_text(encoding="utf-8")):
         named.append({heading: [{text: path} for text, path in links]})
-    known = set(re.findall(r"[\w/]+\.md", repr(named)))
-    pages = sorted(page.relative_to(PLACE).as_posix() for page in PLACE.rglob("*.md"))
+    known = set(re.findall(r"[\w/-]+\.md", repr(named)))
+    pages = sorted(page.relative_to(place).as_posix() for page in place.rglob("*.md"))
     return [*named, {"The project": [page for page in pages if page not in known]}]
 
 
@@ -72,10 +69,13 @@ def _sections(index: str) -> Iterator[tuple[str, list[tuple[str, str]]]]:
 
 
 def main() -> int:
-    """Build it; whether that went without a warning is the exit code."""
+    """Build it; a warning is an error."""
+    from mkdocs.commands.build import build  # here: the order of pages can be tested without it
+    from mkdocs.config import load_config
+
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s %(message)s")
-    gather()
-    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, nav=navigation())
+    gather(PLACE)
+    config = load_config(str(ROOT / "mkdocs.yml"), strict=True, nav=navigation(PLACE))
     build(config)
     bring_worker(Path(config.site_dir))
     return 0
