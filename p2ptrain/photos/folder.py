@@ -48,7 +48,7 @@ class PhotoLimits:
     """
 
     picture_bytes: int = 8 << 20
-    pixels: int = 50_000_000
+    pixels: int = 16_000_000
     shown_bytes: int = 32 << 20
     pictures: int = 100_000
     total_bytes: int = 20_000_000_000

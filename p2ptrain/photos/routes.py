@@ -47,7 +47,7 @@ class UploadSettings:
 
     piece_seconds: float = 15.0
     picture_seconds: float = 120.0
-    at_once: int = 4
+    at_once: int = 2
     waiting: int = 32
 
 
