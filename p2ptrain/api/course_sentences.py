@@ -143,6 +143,18 @@ def device_sentence(name: str, state: str, reason: str | None, course: JobCourse
     return _sentence_of_job(name, course)
 
 
+def with_condition(sentence: str, said: str, *, is_all: bool) -> str:
+    """A device's state after what it says of itself, such as "slow: in use"; "" is nothing.
+
+    Args:
+        is_all: there is nothing else to say of it.
+    """
+    if not said:
+        return sentence
+    own = f"{said[0].upper()}{said[1:].rstrip('.')}."
+    return own if is_all else f"{own} {sentence}"
+
+
 def _sentence_of_job(name: str, course: JobCourse) -> str:
     part, idle = part_of(course.plan, name), why_idle(course.plan, name)
     holds = "Has the data. " if name == course.holder else ""

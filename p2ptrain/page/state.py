@@ -44,6 +44,10 @@ class DeviceView:
         part: its layers and share; None without a part.
         tone: "busy", "ready", "idle", "trouble" or "gone", for the eye.
         sentence: its state in words.
+        work: "full", "slow" or "paused", as its person wants it.
+        others_cpu_percent: of its processor, used by other programs; None: not known, as below.
+        battery_percent, power: how full its battery is; "mains" or "battery".
+        temperature_c: of its hottest sensor.
     """
 
     name: str
@@ -63,6 +67,11 @@ class DeviceView:
     part: str | None
     tone: str
     sentence: str
+    work: str = "full"
+    others_cpu_percent: int | None = None
+    battery_percent: int | None = None
+    power: str | None = None
+    temperature_c: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import segno
 from p2ptrain.api import course_sentences as sentences
 from p2ptrain.api.job_course import ENDED, CourseLink, CoursePlan, CourseStage, JobCourse
 from p2ptrain.api.views import DeviceStatus, MemberStatus, NodeStatus
+from p2ptrain.manners.condition import Work
 from p2ptrain.page.state import (
     CurveView,
     DeviceView,
@@ -128,8 +129,21 @@ def _device(
         version=member.version,
         color=index % COLORS,
         part=part,
-        tone=sentences.tone_of(state, has_part=part is not None, is_training=course is not None),
-        sentence=sentences.device_sentence(member.name, state, reason, course),
+        tone=sentences.tone_of(
+            state,
+            has_part=part is not None,
+            is_training=course is not None or member.work == Work.PAUSED,
+        ),
+        sentence=sentences.with_condition(
+            sentences.device_sentence(member.name, state, reason, course),
+            member.sentence if state == "alive" else "",
+            is_all=part is None and member.work == Work.PAUSED,
+        ),
+        work=member.work,
+        others_cpu_percent=member.others_cpu_percent,
+        battery_percent=member.battery_percent,
+        power=member.power,
+        temperature_c=member.temperature_c,
     )
 
 

@@ -84,6 +84,22 @@ def test_the_job_in_words(job: JobCourse, headline: str, sentence: str) -> None:
     assert view.sentence.startswith(sentence)
 
 
+def test_a_device_says_itself_how_hard_it_works() -> None:
+    state = _state(
+        RUNNING,
+        status=status(
+            [
+                member("laptop"),
+                member("pi", work="slow", sentence="slow: in use by a person"),
+                member("phone", work="paused", sentence="paused: on battery", battery_percent=31),
+            ]
+        ),
+    )
+    assert _device(state, "pi").sentence.startswith("Slow: in use by a person. Computes ")
+    assert _device(state, "phone").sentence == "Paused: on battery."
+    assert (_device(state, "phone").tone, _device(state, "phone").battery_percent) == ("idle", 31)
+
+
 def test_who_may_pause_and_stop_a_job() -> None:
     here = _state(RUNNING).job
     elsewhere = _state(replace(RUNNING, holder="pi")).job
