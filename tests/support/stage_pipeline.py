@@ -100,7 +100,7 @@ def pipeline_step(
 
     for key, (x, y, weight) in enumerate(micro_batches(made)):
         values: list[Tensor] = model.entering(x, "train")
-        targets = model.flatten_target(y)
+        targets = model.targets((x, y))
         for stage in stages:
             last = stage is stages[-1]
             outputs = stage.forward(
@@ -138,7 +138,7 @@ def evaluate(model: Captured, boundaries: Sequence[int], x: object, y: object) -
     values = model.entering(x, "eval")
     for first, end in pairwise(boundaries):
         stage = Stage(model.description, first, end, model.state())
-        values = stage.evaluate(transport(values), model.flatten_target(y))
+        values = stage.evaluate(transport(values), model.targets((x, y)))
     return values
 
 

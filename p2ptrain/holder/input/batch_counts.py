@@ -56,7 +56,7 @@ class TargetCount:
     def of(self, batch: Batch) -> float:
         """See the class; the samples where targets are no classes, which training says."""
         inputs = self._captured.flatten_input(batch[0])
-        leaves = leaves_of(inputs, self._captured.flatten_target(batch[1]))
+        leaves = leaves_of(inputs, self._captured.targets(batch))
         try:
             return self._losses.count(leaves)
         except (RuntimeError, IndexError):

@@ -160,7 +160,7 @@ class MicroBatchLoader:
     ) -> LoadedMicroBatch:
         shape = planned.round
         inputs: list[Tensor] = self._captured.entering(sample[0], shape.mode.value)
-        targets: list[Tensor] = self._captured.flatten_target(sample[1])
+        targets: list[Tensor] = self._captured.targets(sample)
         piece = MicroBatchSlice.whole(
             MicroBatchKey(shape.index, number), shape.mode, shape.size(number), shape.lengths
         )

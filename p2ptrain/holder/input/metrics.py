@@ -284,7 +284,7 @@ def tried_metrics(
     description = captured.description
     state = with_own_buffers(description, captured.state())
     program = Program(description, 0, len(description.units), "eval", state)
-    entering, targets = captured.entering(inputs, "eval"), captured.flatten_target(target)
+    entering, targets = captured.entering(inputs, "eval"), captured.targets((inputs, target))
     try:
         with torch.no_grad():
             _, *leaves = program.run(entering, targets, NO_SEED)

@@ -117,7 +117,7 @@ def _across(
     return looks_across(
         captured.description,
         captured.state(),
-        (captured.entering(few[0], "train"), captured.flatten_target(few[1])),
+        (captured.entering(few[0], "train"), captured.targets(few)),
         least,
         () if count is not None else uncounted(losses, ignored=is_ignored),
         alike if count is None else _half_weights(captured, count, few),
@@ -130,7 +130,7 @@ def _leaves_out(captured: Captured, samples: SampleReader, losses: ClassLosses) 
     """Whether a loss leaves out some target of `SEEN` samples, or of those that lie ready."""
 
     def found_in(batch: Batch) -> bool:
-        inputs, targets = captured.entering(batch[0], "train"), captured.flatten_target(batch[1])
+        inputs, targets = captured.entering(batch[0], "train"), captured.targets(batch)
         try:
             return losses.leave_out(entered(captured.description, inputs, targets))
         except (RuntimeError, IndexError):  # the trial says what is wrong
@@ -144,14 +144,10 @@ def _leaves_out(captured: Captured, samples: SampleReader, losses: ClassLosses) 
 
 def _half_weights(captured: Captured, count: BatchCount, batch: Batch) -> HalfWeights:
     """Of `batch` with other values of what the model takes."""
-    inputs, size = captured.flatten_input(batch[0]), samples_of(batch)
-    crossing = captured.description.crossing_values(0, "train")
+    size = samples_of(batch)
 
     def weights(entering: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[float, float]:
-        leaves = list(inputs)
-        for reference, value in zip(crossing, entering, strict=True):
-            leaves[reference.index] = value
-        whole = captured.input.unflatten(leaves), captured.target.unflatten(targets)
+        whole = captured.with_leaves(batch, entering, targets)
         cut = size - size // 2
         halves = [rows(whole, 0, cut), rows(whole, cut, size)]
         first, second = weigh(count, halves, [[(0, cut)], [(0, size - cut)]])

@@ -147,12 +147,12 @@ def _smallest(job: Job, how: AsyncOptions | None) -> int:
 
 def _failure(captured: Captured, samples: SampleReader, size: int) -> str | None:
     """Why the first `size` samples do not go through the graph and back; None where they do."""
-    inputs, targets = samples.collate(list(range(size)), "example")
+    batch = samples.collate(list(range(size)), "example")
     description, state = captured.description, captured.state()
     for tensor in description.tensors:
         state[tensor.name] = state[tensor.name].clone().requires_grad_(tensor.trainable)
     program = Program(description, 0, len(description.units), "train", state)
-    leaves = captured.entering(inputs, "train"), captured.flatten_target(targets)
+    leaves = captured.entering(batch[0], "train"), captured.targets(batch)
     try:
         torch.autograd.backward(program.run(*leaves, NO_SEED)[0])
     except OPERATORS_RAISE as error:

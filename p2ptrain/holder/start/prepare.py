@@ -190,7 +190,7 @@ def _prepared(
         least_piece=least,
         sharing=sharing,
         input_bytes=_bytes_per_sample(captured.entering(example[0], "train")),
-        target_bytes=_bytes_per_sample(captured.flatten_target(example[1])),
+        target_bytes=_bytes_per_sample(captured.targets(example)),
         state=_first_state(job, captured, spec),
         optimizer=spec,
         first_step=0,

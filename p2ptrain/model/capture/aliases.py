@@ -58,6 +58,10 @@ class Aliases:
         """The representative of all values that may share memory with `value`."""
         return self._classes.find(value)
 
+    def users(self, value: Reference) -> Sequence[int]:
+        """The nodes that make or read what may share memory with `value`, ascending."""
+        return self._users[self.find(value)]
+
     def written(self) -> Mapping[Reference, tuple[int, ...]]:
         """Representative of each set that is written to -> the nodes that do."""
         writes: dict[Reference, list[int]] = defaultdict(list)

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph_module import _loader
@@ -30,13 +30,14 @@ from p2ptrain.model.capture.captured import Captured, SampleLimits, StateTable
 from p2ptrain.model.capture.cuts import GraphCuts, possible_cuts
 from p2ptrain.model.capture.export import Exported, export
 from p2ptrain.model.capture.export_errors import LossRefuses
+from p2ptrain.model.capture.loss_leaves import with_loss_leaves
 from p2ptrain.model.capture.matching import Matched, match_cuts
 from p2ptrain.model.capture.min_batch import min_batch, refuses_one_sample
 from p2ptrain.model.capture.scored_module import Example, Loss, ScoredModule, VaryingSize
 from p2ptrain.model.capture.structure import structure_of
 from p2ptrain.model.capture.translate import translate
 from p2ptrain.model.capture.translated import Translated
-from p2ptrain.model.capture.units import Landscape, choose_cuts, is_heavy, node_flops, unit_names
+from p2ptrain.model.capture.units import Landscape, choose_cuts, heavy_nodes, node_flops, unit_names
 from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
 from p2ptrain.model.graph.description import (
     ModelDescription,
@@ -105,9 +106,10 @@ def _capture(scored: ScoredModule, taken: Example, *, evaluation: bool) -> Captu
             evaluate = _translate(exported, taken, table)
         evaluates = _limits(exported, evaluate)
     table.refuse_shared_memory()
-    description = _describe(type(module).__name__, taken, table, train, evaluate)
+    train, evaluate, targets = with_loss_leaves(train, evaluate, table.trainable_names())
+    description = _describe(type(module).__name__, taken, table, train, evaluate, targets)
     return Captured(
-        *(description, taken, exported.output, table, trains, evaluates),
+        *(description, taken, targets, exported.output, table, trains, evaluates),
         unscored=unscored,
         unchecked=tuple(sorted(scored.passed_checks)),
         autocast=scored.autocast,
@@ -192,15 +194,21 @@ def _translate(mode: Exported, example: Example, table: StateTable) -> Translate
 
 
 def _describe(
-    name: str, example: Example, table: StateTable, train: Translated, evaluate: Translated
+    name: str,
+    example: Example,
+    table: StateTable,
+    train: Translated,
+    evaluate: Translated,
+    straight: Sequence[int],
 ) -> ModelDescription:
-    inputs = _leaves("input", example, 0, example.input_leaves)
+    inputs = _leaves("input", example, range(len(example.input_leaves)))
+    targets = _leaves("target", example, straight)
     trainable = table.trainable_names()
     aliases = traced_aliases(train)
     refuse_written(train, aliases)
-    train_cuts = possible_cuts(train, aliases, inputs, trainable)
+    train_cuts = possible_cuts(train, aliases, inputs, targets, trainable)
     _refuse_without_gradient(train, train_cuts)
-    evaluate_cuts = possible_cuts(evaluate, traced_aliases(evaluate), inputs, frozenset())
+    evaluate_cuts = possible_cuts(evaluate, traced_aliases(evaluate), inputs, targets, frozenset())
     landscape = _landscape(train, train_cuts)
     written = {ref.name for ref in aliases.mutated() if isinstance(ref, StateRef)}
     matched = match_cuts(
@@ -215,7 +223,7 @@ def _describe(
     return ModelDescription(
         name=name,
         inputs=inputs,
-        targets=_leaves("target", example, len(example.input_leaves), example.target_leaves),
+        targets=targets,
         tensors=table.describe(_state_used(train, evaluate)),
         tied=table.tied(),
         state_dict=table.state_dict_names(),
@@ -226,18 +234,19 @@ def _describe(
     )
 
 
-def _leaves(
-    kind: str, example: Example, first: int, leaves: Sequence[Tensor]
-) -> tuple[ValueDescription, ...]:
-    def described(index: int, leaf: Tensor) -> ValueDescription:
-        lengths = example.dynamic(first + index)
+def _leaves(kind: str, example: Example, places: Sequence[int]) -> tuple[ValueDescription, ...]:
+    """Of the leaves in these places, counted over inputs and targets."""
+    leaves = [*example.input_leaves, *example.target_leaves]
+
+    def described(index: int, place: int) -> ValueDescription:
+        leaf, lengths = leaves[place], example.dynamic(place)
         sizes = (
             length(lengths[d]) if d in lengths else Polynomial((size,))
             for d, size in enumerate(leaf.shape[1:], 1)
         )
         return ValueDescription(f"{kind}_{index}", leaf.dtype, (BATCH, *sizes), False)
 
-    return tuple(described(index, leaf) for index, leaf in enumerate(leaves))
+    return tuple(described(index, place) for index, place in enumerate(places))
 
 
 def _refuse_without_gradient(train: Translated, cuts: GraphCuts) -> None:
@@ -254,31 +263,15 @@ def _refuse_without_gradient(train: Translated, cuts: GraphCuts) -> None:
 
 def _landscape(graph: Translated, cuts: GraphCuts) -> Landscape:
     arguments = [[graph.value_of(argument) for argument in node.args] for node in graph.nodes]
-    from_state = _from_state(graph)
     return Landscape(
         work=[
             node_flops(graph, given, index, _FLOPS_BATCH) / _FLOPS_BATCH
             for index, given in enumerate(arguments)
         ],
-        heavy=[
-            is_heavy(node.operator.split(".")[1].rstrip("_"))
-            and not from_state.isdisjoint(node.references())
-            for node in graph.nodes
-        ],
+        heavy=heavy_nodes(graph),
         modules=[traced.module for traced in graph.traced],
         widths=cuts.widths,
     )
-
-
-def _from_state(graph: Translated) -> frozenset[Reference]:
-    """State, and nodes that compute with nothing but state: transposed or normalised weights."""
-    found: set[Reference] = set()
-    for index, node in enumerate(graph.nodes):
-        references = list(node.references())
-        found.update(r for r in references if isinstance(r, StateRef))
-        if references and all(reference in found for reference in references):
-            found.add(NodeRef(index))
-    return frozenset(found)
 
 
 def _state_used(*graphs: Translated) -> frozenset[str]:

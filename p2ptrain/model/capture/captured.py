@@ -162,7 +162,6 @@ class Captured:
 
     Attributes:
         description: what travels.
-        input, target: how both are built.
         trains, evaluates: how few samples it does both with.
         unscored: why evaluation gives no loss (a zero in its place), where the loss does not take
             what the model returns in evaluation mode; "" where it does.
@@ -174,6 +173,7 @@ class Captured:
         self,
         description: ModelDescription,
         example: Example,
+        targets: Sequence[int],
         output: Structure,
         table: StateTable,
         trains: SampleLimits,
@@ -187,8 +187,8 @@ class Captured:
         self.trains, self.evaluates = trains, evaluates
         self.unscored = unscored
         self.unchecked = unchecked
-        self.input = example.input
-        self.target = example.target
+        self._input, self._target = example.input, example.target
+        self._targets = targets
         self._output = output
         self._table = table
 
@@ -198,7 +198,7 @@ class Captured:
         Raises:
             ScriptError: it is not built like the example.
         """
-        return self.input.flatten(value)
+        return self._input.flatten(value)
 
     def entering(self, value: Any, mode: Mode) -> list[Tensor]:
         """Those of `flatten_input` that the first unit takes, in the order of `crossing(0, mode)`.
@@ -209,9 +209,30 @@ class Captured:
         leaves = self.flatten_input(value)
         return [leaves[used.index] for used in self.description.crossing_values(0, mode)]
 
-    def flatten_target(self, value: Any) -> list[Tensor]:
-        """The tensors of a collated target, in the order of `description.targets`."""
-        return self.target.flatten(value)
+    def targets(self, batch: tuple[Any, Any]) -> list[Tensor]:
+        """Those of a collated input and target that go to the stages that use them.
+
+        In the order of `description.targets`.
+
+        Raises:
+            ScriptError: it is not built like the example.
+        """
+        leaves = self._leaves(batch)
+        return [leaves[place] for place in self._targets]
+
+    def with_leaves(
+        self, batch: tuple[Any, Any], entering: Sequence[Tensor], targets: Sequence[Tensor]
+    ) -> tuple[Any, Any]:
+        """`batch` with other tensors for `entering` in training, and for `targets`."""
+        leaves = self._leaves(batch)
+        places = [used.index for used in self.description.crossing_values(0, "train")]
+        for place, tensor in zip((*places, *self._targets), (*entering, *targets), strict=True):
+            leaves[place] = tensor
+        count = self._input.tensors
+        return self._input.unflatten(leaves[:count]), self._target.unflatten(leaves[count:])
+
+    def _leaves(self, batch: tuple[Any, Any]) -> list[Tensor]:
+        return [*self.flatten_input(batch[0]), *self._target.flatten(batch[1])]
 
     def unflatten_output(self, tensors: Sequence[Tensor]) -> Any:
         """The model's output from its tensors (what evaluation gives after the loss).

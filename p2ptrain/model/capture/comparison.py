@@ -180,7 +180,7 @@ class _CapturedRun:
     def evaluation(self, own: PlainEvaluation) -> Iterator[Difference]:
         """What differs in evaluation mode."""
         entering = self._captured.entering(own.batch[0], "eval")
-        targets = self._captured.flatten_target(own.batch[1])
+        targets = self._captured.targets(own.batch)
         with seeded_with(0):
             loss, *outputs = self._stage.evaluate(entering, targets, seed=None)
         if own.loss is not None and not self._captured.unscored:
@@ -206,7 +206,7 @@ class _CapturedRun:
 
     def _computed(self, batch: Batch, number: int) -> Tensor:
         entering = self._captured.entering(copied(batch[0]), "train")
-        targets = self._captured.flatten_target(copied(batch[1]))
+        targets = self._captured.targets(copied(batch))
         try:
             with seeded_with(number):
                 (loss,) = self._stage.forward(number, entering, targets, seed=None)

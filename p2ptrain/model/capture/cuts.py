@@ -22,6 +22,7 @@ from p2ptrain.model.graph.nodes import (
     NodeRef,
     Reference,
     StateRef,
+    TargetRef,
 )
 from p2ptrain.model.graph.operators import resolve
 from p2ptrain.model.graph.values import Polynomial, ValueDescription, shows_sizes
@@ -47,6 +48,7 @@ def possible_cuts(
     graph: Translated,
     aliases: Aliases,
     inputs: tuple[ValueDescription, ...],
+    targets: tuple[ValueDescription, ...],
     trainable: frozenset[str],
 ) -> GraphCuts:
     """All positions where `graph` may be cut; `trainable` names its parameters with gradients."""
@@ -55,7 +57,7 @@ def possible_cuts(
     live = last_uses(graph.nodes, graph.outputs)
     widths: dict[int, float] = {}
     crossing: set[Crossing] = {v for v in live if isinstance(v, InputRef)}
-    last_length = _last_with_lengths(graph)
+    wanted = _wanted_sizes(graph, shows_sizes(targets, len(graph.batch.lengths)))
     ends: dict[int, list[Crossing]] = defaultdict(list)
     for value, last in live.items():
         ends[last].append(value)
@@ -66,7 +68,7 @@ def possible_cuts(
             crossing.add(made)
         if position in forbidden:
             continue
-        width = _width(crossing, inputs, values, graph.batch.lengths, position <= last_length)
+        width = _width(crossing, inputs, values, graph.batch.lengths, wanted[position])
         if width is not None:
             widths[position] = width
     return GraphCuts(widths, values)
@@ -77,7 +79,7 @@ def _width(
     inputs: tuple[ValueDescription, ...],
     values: Mapping[int, ValueDescription],
     lengths: tuple[int, ...],
-    needs_lengths: bool,
+    wanted: frozenset[int],
 ) -> float | None:
     """Bytes a sample, or None where this cannot cross."""
     width, depends_on_batch, described = 0.0, False, []
@@ -90,27 +92,34 @@ def _width(
         depends_on_batch = depends_on_batch or description.depends_on_batch
         described.append(description)
     if lengths:
-        wanted = range(len(lengths) + 1 if needs_lengths else 1)
         depends_on_batch = shows_sizes(described, len(lengths)).issuperset(wanted)
     return width if depends_on_batch else None
 
 
-def _last_with_lengths(graph: Translated) -> int:
-    """The last node that a length is written into; -1 where there is none."""
+def _wanted_sizes(graph: Translated, by_targets: frozenset[int]) -> list[frozenset[int]]:
+    """By position, what must show at a cut there: the batch size, and lengths used behind it.
 
-    def has_length(argument: Argument) -> bool:
-        if isinstance(argument, tuple):
-            return any(map(has_length, argument))
-        if isinstance(argument, BackwardGraph):
-            return any(has_length(one) for node in argument.nodes for one in node.args)
-        return isinstance(argument, Polynomial) and argument.has_lengths
+    Not where a node that reads targets comes before: a stage that has it is given `by_targets`.
+    """
+    wanted = [frozenset({0})]
+    for node in reversed(graph.nodes):
+        here = wanted[-1].union(*map(_lengths_in, (*node.args, *(v for _, v in node.kwargs))))
+        reads = any(isinstance(reference, TargetRef) for reference in node.references())
+        wanted.append((here - by_targets if reads else here) | {0})
+    return wanted[::-1]
 
-    found = (
-        index
-        for index, node in enumerate(graph.nodes)
-        if any(map(has_length, (*node.args, *(value for _, value in node.kwargs))))
-    )
-    return max(found, default=-1)
+
+def _lengths_in(argument: Argument) -> frozenset[int]:
+    """Numbers, from 1, of the lengths that are written there."""
+    match argument:
+        case tuple():
+            return frozenset().union(*map(_lengths_in, argument))
+        case BackwardGraph():
+            return frozenset().union(*(_lengths_in(one) for n in argument.nodes for one in n.args))
+        case Polynomial():
+            powers = (term.powers for term in argument.terms)
+            return frozenset(k for one in powers for k, p in enumerate(one) if k and p)
+    return frozenset()
 
 
 def _describe_values(

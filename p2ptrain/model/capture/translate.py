@@ -99,16 +99,16 @@ def translate(
     results = walk.run(program.graph_module, bindings, grad_enabled=True)
     _check_outputs(program)
     outputs = walk.as_outputs(results)
-    nodes, traced, outputs = _without_unused(walk.nodes, walk.traced, outputs, walk.moved)
-    return Translated(
-        nodes,
-        traced,
+    graph = Translated(
+        tuple(walk.nodes),
+        tuple(walk.traced),
         tuple(fakes[:leaves]),
         tuple(fakes[leaves:]),
         outputs,
         state,
         walk.batch,
     )
+    return graph.arranged(_used(graph, walk.moved))
 
 
 def one_length_only(size: VaryingSize) -> str:
@@ -353,19 +353,14 @@ def _where(node: fx.Node) -> str:
     return f" ({(own or files)[-1]})" if files else ""
 
 
-def _without_unused(
-    nodes: Sequence[GraphNode],
-    traced: Sequence[Traced],
-    outputs: tuple[InputRef | NodeRef, ...],
-    moved: Collection[int],
-) -> tuple[tuple[GraphNode, ...], tuple[Traced, ...], tuple[InputRef | NodeRef, ...]]:
-    """Drop nodes that nothing uses, unless they write to something or draw random numbers.
+def _used(graph: Translated, moved: Collection[int]) -> list[int]:
+    """Without nodes that nothing uses, unless they write to something or draw random numbers.
 
     Those of `moved` do so elsewhere.
     """
-    needed = {output.index for output in outputs if isinstance(output, NodeRef)}
-    for index in range(len(nodes) - 1, -1, -1):
-        node = nodes[index]
+    needed = {output.index for output in graph.outputs if isinstance(output, NodeRef)}
+    for index in range(len(graph.nodes) - 1, -1, -1):
+        node = graph.nodes[index]
         acts = index not in moved and (mutated_references(node) or draws_random_numbers(node))
         if index in needed or acts:
             if node.operator == ARRIVING:
@@ -374,12 +369,4 @@ def _without_unused(
                 )
             needed.add(index)
             needed.update(r.index for r in node.references() if isinstance(r, NodeRef))
-    kept = sorted(needed)
-    position = {old: new for new, old in enumerate(kept)}
-
-    def renumbered(reference: Reference) -> Reference:
-        return NodeRef(position[reference.index]) if isinstance(reference, NodeRef) else reference
-
-    results = tuple(NodeRef(position[o.index]) if isinstance(o, NodeRef) else o for o in outputs)
-    left = tuple(nodes[old].reading(renumbered) for old in kept)
-    return left, tuple(traced[old] for old in kept), results
+    return sorted(needed)

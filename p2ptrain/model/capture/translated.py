@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -166,6 +166,25 @@ class Translated:
     outputs: tuple[InputRef | NodeRef, ...]
     state: Mapping[Reference, Tensor]
     batch: BatchSymbol
+
+    def arranged(self, order: Sequence[int]) -> Translated:
+        """With the nodes `order` names, in that order."""
+        position = {old: new for new, old in enumerate(order)}
+
+        def renumbered(reference: Reference) -> Reference:
+            if isinstance(reference, NodeRef):
+                return NodeRef(position[reference.index])
+            return reference
+
+        return replace(
+            self,
+            nodes=tuple(self.nodes[old].reading(renumbered) for old in order),
+            traced=tuple(self.traced[old] for old in order),
+            outputs=tuple(
+                NodeRef(position[one.index]) if isinstance(one, NodeRef) else one
+                for one in self.outputs
+            ),
+        )
 
     def value_of(self, argument: Argument) -> Any:
         """The fake tensor that stands for an argument, where it is one."""

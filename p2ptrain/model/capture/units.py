@@ -20,6 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from p2ptrain.model.capture.translated import Translated
+from p2ptrain.model.graph.nodes import NodeRef, Reference, StateRef
 from p2ptrain.model.graph.values import Polynomial
 from p2ptrain.model.tracing.autograd_graph import tensors_in
 
@@ -175,7 +176,28 @@ def node_flops(graph: Translated, arguments: Sequence[Any], index: int, batch: i
     return elements * _operations_per_element(function, tensors, size, elements)
 
 
-def is_heavy(function: str) -> bool:
+def heavy_nodes(graph: Translated) -> list[bool]:
+    """Of each node, whether it is a product with weights, as each unit has one."""
+    from_state = _from_state(graph)
+    return [
+        _is_heavy(node.operator.split(".")[1].rstrip("_"))
+        and not from_state.isdisjoint(node.references())
+        for node in graph.nodes
+    ]
+
+
+def _from_state(graph: Translated) -> frozenset[Reference]:
+    """State, and nodes that compute with nothing but state: transposed or normalised weights."""
+    found: set[Reference] = set()
+    for index, node in enumerate(graph.nodes):
+        references = list(node.references())
+        found.update(r for r in references if isinstance(r, StateRef))
+        if references and all(reference in found for reference in references):
+            found.add(NodeRef(index))
+    return frozenset(found)
+
+
+def _is_heavy(function: str) -> bool:
     """Whether an operator of that name does its work per element many times over."""
     return function in (_MATRIX_PRODUCTS | _CONVOLUTIONS | _TRANSPOSED | _RECURRENT | _OTHERS)
 

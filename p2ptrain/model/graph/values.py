@@ -66,11 +66,6 @@ class Polynomial:
         """Whether it differs with the number of samples."""
         return len(self.coefficients) > 1 or any(term.powers[0] for term in self.terms)
 
-    @property
-    def has_lengths(self) -> bool:
-        """Whether it differs with a length."""
-        return bool(self.terms)
-
     def batch_for(self, size: int) -> int | None:
         """The batch size at which a linear polynomial gives `size`; None if it gives none."""
         if len(self.coefficients) != 2 or self.terms:

@@ -73,7 +73,7 @@ class Pipeline:
     def _piece(self, number: int, split: MicroBatchIndices, samples: CheckedDataset) -> float:
         inputs, target = samples.collate(split.indices, "seed")
         values: Sequence[Tensor] = self.captured.entering(inputs, "train")
-        targets = self.captured.flatten_target(target)
+        targets = self.captured.targets((inputs, target))
         for stage in self.stages:
             weight = split.weight if stage is self.stages[-1] else None
             outputs = stage.forward(number, values, targets, weight=weight)

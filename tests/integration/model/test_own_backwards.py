@@ -585,7 +585,7 @@ def test_a_backward_that_looks_across_samples_is_found(
     model = stage_pipeline.captured(made)
     x, y = stack(made.data[:SAMPLES])
     found = first_mixing_unit(
-        model.description, model.state(), model.flatten_input(x), model.flatten_target(y)
+        model.description, model.state(), model.flatten_input(x), model.targets((x, y))
     )
     assert (found is not None) is mixes
 

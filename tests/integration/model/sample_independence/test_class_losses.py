@@ -25,7 +25,7 @@ def _losses(
 ) -> tuple[ClassLosses, Leaves]:
     captured = capture(model, loss, (inputs, targets), evaluation=False)
     entering = captured.entering(inputs, "train")
-    leaves = entered(captured.description, entering, captured.flatten_target(targets))
+    leaves = entered(captured.description, entering, captured.targets((inputs, targets)))
     return ClassLosses(captured.description, captured.state()), leaves
 
 
@@ -82,7 +82,7 @@ def test_labels_among_the_inputs_are_counted_as_the_model_shifts_them() -> None:
     losses, leaves = _losses(_Labelled(), own_loss, {"tokens": tokens, "labels": labels}, None)
     assert losses.count(leaves) == 4 * 3
     assert losses.leave_out(leaves), "of the last token nothing is predicted"
-    assert losses.ignored() == {InputRef(1): [-100]}
+    assert losses.ignored() == {TargetRef(0): [-100]}
 
 
 def test_two_means_have_no_common_count() -> None:

@@ -53,7 +53,7 @@ def _found(made: Made, captured: Captured | None = None) -> int | None:
     """The first unit that mixes; minus one is the last."""
     captured = captured or stage_pipeline.captured(made)
     x, y = stack(made.data[:SAMPLES])
-    leaves = captured.flatten_input(x), captured.flatten_target(y)
+    leaves = captured.flatten_input(x), captured.targets((x, y))
     found = first_mixing_unit(captured.description, captured.state(), *leaves)
     if found is None:
         return None

@@ -36,7 +36,7 @@ class _Last:
                 targets,
             )
             for key, (leaves, targets) in enumerate(
-                (case.model.entering(x, "train"), case.model.flatten_target(y))
+                (case.model.entering(x, "train"), case.model.targets((x, y)))
                 for x, y, _ in stage_pipeline.micro_batches(case.made)
             )
         ]
