@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy, nll_loss, pad
 
 from p2ptrain.job.own_loss import own_loss
 from p2ptrain.model.capture.capture import capture
-from p2ptrain.model.graph.nodes import InputRef, TargetRef
+from p2ptrain.model.graph.nodes import TargetRef
 from p2ptrain.model.sample_independence.class_losses import ClassLosses, Leaves, entered
 from p2ptrain.model.sample_independence.mask_values import mask_values
 
@@ -115,7 +115,7 @@ def test_what_targets_and_inputs_are_compared_with_tells() -> None:
 
     example = torch.randn(4, 3), torch.arange(4)
     found = mask_values(capture(Padded(3, 1), loss, example, evaluation=False).description)
-    assert found == {InputRef(0): [7], TargetRef(0): [1, 2, 3]}
+    assert found == {TargetRef(1): [7], TargetRef(0): [1, 2, 3]}
 
 
 def test_losses_of_models_that_differentiate_are_known() -> None:
