@@ -314,6 +314,8 @@ class Done(Event):
     """The job ended well; `out` is the weights' file or None.
 
     `updates_left_out`: how many were not finite, where the job leaves such updates out.
+    `energy_joules` is what the devices in `energy_of` have used meanwhile, each by its own counters
+    and all that it does included; `energy_missing` says of others why they cannot tell.
     """
 
     event = "done"
@@ -322,6 +324,10 @@ class Done(Event):
     samples_per_s: float
     out: str | None
     updates_left_out: int = 0
+    energy_joules: float | None = None
+    joules_per_sample: float | None = None
+    energy_of: tuple[str, ...] = ()
+    energy_missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,8 +125,14 @@ def done_line(event: events.Done) -> str:
     kept = f", weights in {event.out}" if event.out else ""
     return (
         f"done: {counted(event.steps, 'step')} in {event.seconds:.1f} s "
-        f"({event.samples_per_s:,.1f} samples/s){kept}"
+        f"({event.samples_per_s:,.1f} samples/s{_energy_text(event)}){kept}"
     )
+
+
+def _energy_text(event: events.Done) -> str:
+    if event.joules_per_sample is None:
+        return ""
+    return f", {event.joules_per_sample:.3g} J a sample on {' and '.join(event.energy_of)}"
 
 
 def pairing_line(code: str) -> str:

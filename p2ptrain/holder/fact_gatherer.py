@@ -20,11 +20,19 @@ from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.coordinator.plan_search import search
 from p2ptrain.errors import Error
 from p2ptrain.events import Event
+from p2ptrain.holder.energy_counter import EnergyCounter
 from p2ptrain.holder.trace.span_collector import SpanCollector
 from p2ptrain.mesh.interface import MemberState, Mesh, display_name
 from p2ptrain.plan.explain import TimeUse, time_use
 from p2ptrain.plan.types.cluster import ClusterLink
-from p2ptrain.plan.types.job_facts import DeviceFacts, IdleDevice, JobFacts, LinkFacts, WhatIf
+from p2ptrain.plan.types.job_facts import (
+    DeviceFacts,
+    EnergyFacts,
+    IdleDevice,
+    JobFacts,
+    LinkFacts,
+    WhatIf,
+)
 from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Seat
@@ -79,6 +87,7 @@ class FactGatherer:
         mesh: Mesh,
         model: str,
         collector: SpanCollector,
+        energy: EnergyCounter,
         rounds: Callable[[], RunningRounds | None],
         question: Callable[[], PlanQuestion | None],
         settings: GatherSettings | None = None,
@@ -86,11 +95,13 @@ class FactGatherer:
         self._mesh = mesh
         self._model = model
         self._collector = collector
+        self._energy = energy
         self._rounds = rounds
         self._question = question
         self._settings = settings or GatherSettings()
         self._plan: events.Plan | None = None
         self._step = 0
+        self._trained = 0.0  # samples, since this process began
         self._is_asked = asyncio.Lock()
         self._answer: tuple[float, JobFacts] | None = None
 
@@ -100,6 +111,7 @@ class FactGatherer:
             self._plan, self._answer = event, None
         elif isinstance(event, events.Step):
             self._step = event.step
+            self._trained += event.samples_per_s * event.seconds
 
     async def facts(self) -> JobFacts | None:
         """After some rounds and questions to the planner; None before the first plan."""
@@ -107,9 +119,11 @@ class FactGatherer:
             now = perf_counter()
             if self._answer and now - self._answer[0] < self._settings.fresh_seconds:
                 return self._answer[1]
-            known = self.known()
-            if known is None:
+            if self.known() is None:
                 return None
+            await self._energy.fetch()
+            known = self.known()
+            assert known is not None
             use, rounds = await self._watched(known.round_seconds)
             known = self._with_use(self.known() or known, use, rounds)
             what_ifs, unasked = await self._asked(known)
@@ -136,6 +150,16 @@ class FactGatherer:
             watched_rounds=0,
             devices=self._devices(recent, {} if rounds is None else rounds.promised),
             idle=self._idle(plan),
+            energy=self._energy_facts(),
+            trained_samples=round(self._trained),
+        )
+
+    def _energy_facts(self) -> tuple[EnergyFacts, ...]:
+        use = self._energy.use
+        names = dict.fromkeys((*use.joules, *use.missing))
+        return tuple(
+            EnergyFacts(n, use.joules.get(n), use.sources.get(n, ""), use.missing.get(n, ""))
+            for n in names
         )
 
     def _samples(self, plan: events.Plan) -> int:

@@ -27,6 +27,7 @@ from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule, split_state
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.dry_run import plan_only
+from p2ptrain.holder.energy_counter import EnergyCounter, with_energy
 from p2ptrain.holder.fact_gatherer import FactGatherer
 from p2ptrain.holder.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.generation import HolderGeneration, SentWrong, UpdateNotFinite
@@ -140,8 +141,9 @@ class JobTrainer:
         spans = CollectorSettings() if options.trace is not None else WATCHED
         self._spans = SpanCollector(mesh, device.switchboard.spans, self._trained_on, spans)
         self._running: JobDriver | None = None
+        self._energy = EnergyCounter(mesh, device.energy, self._trained_on)
         self._facts = FactGatherer(
-            *(mesh, type(job.model).__name__, self._spans),
+            *(mesh, type(job.model).__name__, self._spans, self._energy),
             lambda: None if self._running is None else self._running.elastic,
             lambda: None if self._running is None else self._running.question,
         )
@@ -458,6 +460,7 @@ class JobTrainer:
         )
 
         async def train(epoch: HolderGeneration, start: int, evaluated: int) -> bool:
+            await self._energy.fetch()
             if self._options.trace is not None:
                 await self._spans.begin()
             if self._callbacks.stopped and self._stopped_at is None:
@@ -552,11 +555,13 @@ class JobTrainer:
 
         keeping = loader_memory.keep(self._folder, self._id, prepared.batches, needed)
         noting = asyncio.create_task(keeping, name="note the loader's place")
+        metering = asyncio.create_task(self._energy.run(), name="count energy")
         try:
             await self._until_interrupted(epochs)
         finally:
             noting.cancel()
-            await asyncio.gather(noting, return_exceptions=True)
+            metering.cancel()
+            await asyncio.gather(noting, metering, return_exceptions=True)
             if whole is not None:
                 await whole.close()
             if checkpointer is not None:
@@ -883,7 +888,9 @@ class JobTrainer:
         seconds = reports.seconds
         speed = rate(reports.samples, seconds)
         where, left_out = str(out) if out else None, reports.updates_left_out
+        await self._energy.fetch()
         done = Done(steps, seconds, speed, where, left_out)
+        done = with_energy(done, self._energy.use, reports.samples)
         self._callbacks.put(done)
         await self._callbacks.caught_up()
         self._tell(done)

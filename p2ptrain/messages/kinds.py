@@ -28,6 +28,7 @@ are dropped and counted, from any sender. docs/internals/protocol.md has the fie
 #     |-- train.arrived ----------------------------->|   what arrived in a round that failed?
 #     |-- train.standing ---------------------------->|   nothing moves: what do you wait for?
 #     |-- trace.spans ------------------------------->|   what did you do when? (train --trace)
+#     |-- device.energy ----------------------------->|   how many joules so far?
 #     |<- job.explain --------------------------------|   any member: what limits it?
 #     |-- job.alive --------------------------------->|   how far are you? (each second of a call)
 #     |-- job.find ---------------------------------->|   to all members: what do you keep for me?
@@ -103,6 +104,8 @@ ALIVE = "job.alive"
 STANDING = "train.standing"
 
 SPANS = "trace.spans"
+
+ENERGY = "device.energy"
 
 CONSIDER = "job.consider"
 

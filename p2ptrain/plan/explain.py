@@ -43,7 +43,7 @@ class ExplainedPoint:
     """One sentence.
 
     Attributes:
-        about: "speed", "limit", "device", "idle", "change" or "advice".
+        about: "speed", "limit", "device", "idle", "energy", "change" or "advice".
         name: of the device or link that it is about.
         because: the numbers that it stands on.
     """
@@ -64,6 +64,7 @@ def explain(facts: JobFacts) -> tuple[ExplainedPoint, ...]:
         ExplainedPoint("idle", f"{idle.name} is idle: {idle.reason}", idle.name)
         for idle in facts.idle
     ]
+    points += _energy(facts)
     points += _changes(facts)
     return tuple(points)
 
@@ -172,6 +173,23 @@ def _longest_wait(device: DeviceFacts) -> tuple[str, float] | None:
         return None
     seconds, kind = max(waits)
     return _AWAITED.get(kind, kind), seconds
+
+
+def _energy(facts: JobFacts) -> Iterator[ExplainedPoint]:
+    """What was used in all, by whom, and who cannot tell."""
+    measured = {one.name: one.joules for one in facts.energy if one.joules is not None}
+    if measured and facts.trained_samples:
+        each = sum(measured.values()) / facts.trained_samples
+        of = ", ".join(f"{one.name}: {one.of}" for one in facts.energy if one.joules is not None)
+        text = (
+            f"energy: {each:.3g} J a sample, {sum(measured.values()):,.0f} J so far ({of}, with "
+            "all else that runs there)"
+        )
+        yield ExplainedPoint("energy", text, because=measured)
+    for one in facts.energy:
+        if one.why:
+            what = "not measurable" if one.joules is None else "not all measurable"
+            yield ExplainedPoint("energy", f"energy: {what} on {one.name} ({one.why})", one.name)
 
 
 def _changes(facts: JobFacts) -> Iterator[ExplainedPoint]:

@@ -12,6 +12,7 @@ from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.process.energy import EnergyMeter
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.state.transfer_server import TransferServer
 
@@ -56,6 +57,7 @@ class LocalDevice:
     states: TransferServer
     known: KnownModel
     budget_bytes: Callable[[], int]
+    energy: EnergyMeter
 
     @property
     def device(self) -> ComputeDevice:

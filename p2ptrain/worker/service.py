@@ -14,6 +14,8 @@ from functools import partial
 from itertools import islice
 from time import perf_counter, process_time
 
+import torch
+
 from p2ptrain import failpoints
 from p2ptrain.errors import AcceleratorFailed, Error, PeerError, ProtocolError
 from p2ptrain.events import Event, Waiting
@@ -25,6 +27,7 @@ from p2ptrain.mesh.interface import (
 )
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import MessageRoute, read_part
+from p2ptrain.messages.energy import EnergyReply
 from p2ptrain.messages.findings import FindingFields
 from p2ptrain.messages.job_requests import FactsRequest, JobEnd, JobKept, StateRequest
 from p2ptrain.messages.kinds import (
@@ -34,6 +37,7 @@ from p2ptrain.messages.kinds import (
     COMMIT,
     DIAGNOSE,
     END,
+    ENERGY,
     FACTS,
     FAILED,
     FIND,
@@ -66,6 +70,7 @@ from p2ptrain.net.parts import SMALL, limited
 from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.process.energy import EnergyMeter, nvidia_counter
 from p2ptrain.profiling.fitness import Judge, fit_for_all
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.cores.worker_events import HolderState
@@ -124,7 +129,13 @@ class WorkerService:
         )
         budget_bytes = self.measures.memory.whole_budget_bytes
         self.device = LocalDevice(
-            mesh, TensorRouter(mesh), compute, TransferServer(mesh), known, budget_bytes
+            mesh,
+            TensorRouter(mesh),
+            compute,
+            TransferServer(mesh),
+            known,
+            budget_bytes,
+            _meter(compute),
         )
         self._emit = emit
         self.due = Due(mesh, only_for, lambda: self.slot.holder)
@@ -159,6 +170,7 @@ class WorkerService:
             ARRIVED: MessageRoute(self._arrived),
             STANDING: MessageRoute(self._standing),
             SPANS: MessageRoute(self._spans),
+            ENERGY: MessageRoute(self._energy),
             FIND: MessageRoute(self._find),
             ALIVE: MessageRoute(self._alive),
             SETTLED: MessageRoute(self._settled),
@@ -333,12 +345,23 @@ class WorkerService:
 
     async def _spans(self, peer: str, message: Message) -> Message:
         """What this device has done when, for the holder of the job here."""
-        asked, part = SpansRequest.read(message.fields), self.slot.part
-        if part is None or part.holder != peer:
-            raise PeerError(f"{self.mesh.name} has no part in that device's training")
+        asked = SpansRequest.read(message.fields)
+        self._check_holder(peer)
         spans = self.device.switchboard.spans
         parts = (SpanColumns.of(spans.take(asked.most)).to_part(),) if asked.most else ()
         return Message(SPANS, SpansReply(perf_counter(), spans.dropped).fields(), parts)
+
+    async def _energy(self, peer: str, message: Message) -> Message:
+        """What this device has used of energy, for the holder of the job here."""
+        self._check_holder(peer)
+        found = self.device.energy.read()
+        return Message(ENERGY, EnergyReply(found.joules, found.sources, found.why).fields())
+
+    def _check_holder(self, peer: str) -> None:
+        """Raises PeerError: it does not hold the job here."""
+        part = self.slot.part
+        if part is None or part.holder != peer:
+            raise PeerError(f"{self.mesh.name} has no part in that device's training")
 
     async def _alive(self, peer: str, message: Message) -> Message:
         """What this device has done so far: two answers show whether it moves."""
@@ -404,3 +427,10 @@ def count_progress(mesh: Mesh, tasks: int) -> ProgressCounters:
     links = [mesh.link_statistics(peer) for peer in mesh.connected]
     moved = sum(link.sent_bytes + link.received_bytes for link in links if link is not None)
     return ProgressCounters(tasks, moved, process_time())
+
+
+def _meter(compute: ComputeThread) -> EnergyMeter:
+    place = compute.device.place
+    if place.type != "cuda":
+        return EnergyMeter()
+    return EnergyMeter(card=nvidia_counter(f"GPU-{torch.cuda.get_device_properties(place).uuid}"))

@@ -52,6 +52,22 @@ class LinkFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class EnergyFacts:
+    """What a device has used since the job, or its holder's process, began.
+
+    Attributes:
+        joules: None: it cannot be measured.
+        of: what that is of.
+        why: what is not in it, or why nothing is.
+    """
+
+    name: _Name
+    joules: _Number | None
+    of: _Reason = ""
+    why: _Reason = ""
+
+
+@dataclass(frozen=True, slots=True)
 class IdleDevice:
     """One without a part in the plan, and why."""
 
@@ -86,6 +102,8 @@ class JobFacts(Blob):
         round_seconds: measured, the median of the last rounds.
         watched_rounds: rounds whose waits and transfers were watched; 0: none.
         what_ifs: "now" is the first where there are any.
+        energy: of the devices that it had.
+        trained_samples: meanwhile.
         unasked: why the planner was not asked; empty where it was.
     """
 
@@ -103,4 +121,6 @@ class JobFacts(Blob):
     links: tuple[LinkFacts, ...] = ()
     idle: tuple[IdleDevice, ...] = ()
     what_ifs: tuple[WhatIf, ...] = ()
+    energy: tuple[EnergyFacts, ...] = ()
+    trained_samples: Count = 0
     unasked: _Reason = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2ptrain.plan.explain import ExplainedPoint, explain, limit_words, time_use
-from p2ptrain.plan.types.job_facts import DeviceFacts, IdleDevice, JobFacts, LinkFacts, WhatIf
+from p2ptrain.plan.types.job_facts import DeviceFacts, EnergyFacts, IdleDevice, JobFacts, LinkFacts, WhatIf
 from p2ptrain.plan.types.timeline import TimelineEntry
 
 FACTS = JobFacts(
@@ -100,3 +100,16 @@ def test_time_is_counted_once_where_transfers_overlap() -> None:
     use = time_use([came(0.0, 1.0), came(0.5, 1.5), came(0.6, 0.7), came(3.0, 4.0), *waits])
     assert use.links == {("a", "b"): 2.5}
     assert use.waits == {"b": {"output": 1.0}}
+
+
+def test_energy_is_said_by_sample_and_where_it_is_unknown() -> None:
+    of = EnergyFacts("laptop", 50.0, "its processor and memory (RAPL)")
+    missing = EnergyFacts("pi", None, "", "no RAPL access: needs root or a udev rule")
+    measured, unknown = about(
+        replace(FACTS, energy=(of, missing), trained_samples=400), "energy"
+    )
+    assert measured.text.startswith("energy: 0.125 J a sample, 50 J so far (laptop: its processor")
+    assert unknown.text == (
+        "energy: not measurable on pi (no RAPL access: needs root or a udev rule)"
+    )
+    assert [p.name for p in about(replace(FACTS, energy=(missing,)), "energy")] == ["pi"]
