@@ -326,7 +326,7 @@ class Done(Event):
     updates_left_out: int = 0
     energy_joules: float | None = None
     joules_per_sample: float | None = None
-    energy_of: tuple[str, ...] = ()
+    energy_of: Mapping[str, float] = dataclasses.field(default_factory=dict)
     energy_missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 

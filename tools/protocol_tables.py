@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from p2ptrain.messages import kinds
+from p2ptrain.messages.energy import EnergyReply
 from p2ptrain.messages.findings import FindingFields
 from p2ptrain.messages.job_requests import (
     FactsRequest,
@@ -100,6 +101,7 @@ FORMS: Mapping[str, tuple[tuple[type, ...], tuple[type, ...]]] = {
     kinds.ARRIVED: ((GenerationKey, RoundQuestion), ()),
     kinds.STANDING: ((GenerationKey,), ()),
     kinds.SPANS: ((SpansRequest,), (SpansReply,)),
+    kinds.ENERGY: ((), (EnergyReply,)),
     kinds.EXPLAIN: ((), ()),
     kinds.ROUND_PICTURE: ((), ()),
     kinds.REPLICA_OFFER: ((GenerationKey, SnapshotOffer), ()),

@@ -64,6 +64,7 @@ from p2ptrain.plan.explain import explained
 from p2ptrain.plan.round_picture import RoundPicture
 from p2ptrain.plan.types.job_facts import JobFacts
 from p2ptrain.process.box import Box
+from p2ptrain.process.energy import EnergyMeter
 from p2ptrain.process.host_process import keep_freed_memory, leave_alone
 from p2ptrain.process.memory_budget import usable_memory_bytes
 
@@ -174,6 +175,7 @@ class Node:
                 "version": __version__,
                 "threads": threads or os.cpu_count() or 1,
                 "memory_bytes": memory_bytes or usable_memory_bytes(),
+                "energy": EnergyMeter().read().words,
                 "system": f"{platform.system()} {platform.machine()}".strip(),
             },
         )

@@ -137,6 +137,6 @@ def with_energy(done: Done, use: EnergyUse, samples: int) -> Done:
         done,
         energy_joules=joules,
         joules_per_sample=joules / samples if samples else None,
-        energy_of=tuple(use.joules),
+        energy_of=use.joules,
         energy_missing=use.missing,
     )

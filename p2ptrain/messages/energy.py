@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Length, Range, Text
+
+MOST_JOULES = 1e15
 
 _Words: TypeAlias = Annotated[str, Text(200, clean=True)]
 
@@ -22,6 +23,6 @@ class EnergyReply(FrameFields):
         why: what is not, or why nothing is.
     """
 
-    joules: Annotated[float, Range(0.0, math.inf)] | None
+    joules: Annotated[float, Range(0.0, MOST_JOULES)] | None
     sources: Annotated[tuple[_Words, ...], Length(4)]
     why: _Words

@@ -45,6 +45,12 @@ class EnergyReading:
     sources: tuple[str, ...] = ()
     why: str = ""
 
+    @property
+    def words(self) -> str:
+        """What can be measured here, for others."""
+        missing = f"not measurable: {self.why}" if self.joules is None else self.why
+        return ", without: ".join(filter(None, (" and ".join(self.sources), missing)))
+
 
 class EnergyMeter:
     """Adds up what the counters say from one reading to the next. Not thread-safe.

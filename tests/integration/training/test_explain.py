@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.errors import PeerError
-from p2ptrain.events import Event, Step
+from p2ptrain.events import Done, Event, Step
 from p2ptrain.job.last_job import last_facts
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -93,6 +93,10 @@ async def test_any_member_learns_what_limits_a_job(
     assert changes[0] == ("now", "")
     assert {("without", "b"), ("without", "c"), ("faster links", "")} <= set(changes)
     assert "one more" in dict(changes)
+    assert {one.name for one in facts.energy} == {"a", "b", "c"}
+    done = household.events[-1]
+    assert isinstance(done, Done)
+    assert {*done.energy_of, *done.energy_missing} == {"a", "b", "c"}
     texts = [point.text for point in explain(facts)]
     assert any(text.startswith("without c: ") for text in texts)
     last = last_facts(tmp_path)

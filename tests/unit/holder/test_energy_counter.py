@@ -24,7 +24,7 @@ def test_who_cannot_tell_is_named_and_the_others_are_counted() -> None:
         tally.add("pi", EnergyReading(None, (), "no counter"))
     done = with_energy(Done(5, 1.0, 80.0, None), tally.use, 80)
     assert (done.energy_joules, done.joules_per_sample) == (40.0, 0.5)
-    assert done.energy_of == ("laptop",)
+    assert done.energy_of == {"laptop": 40.0}
     assert done.energy_missing == {"pi": "no counter"}
     tally.add("pi", EnergyReading(3.0, RAPL))
     assert not tally.use.missing

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2ptrain.plan.explain import ExplainedPoint, explain, limit_words, time_use
-from p2ptrain.plan.types.job_facts import DeviceFacts, EnergyFacts, IdleDevice, JobFacts, LinkFacts, WhatIf
+from p2ptrain.plan.types.job_facts import (
+    DeviceFacts,
+    EnergyFacts,
+    IdleDevice,
+    JobFacts,
+    LinkFacts,
+    WhatIf,
+)
 from p2ptrain.plan.types.timeline import TimelineEntry
 
 FACTS = JobFacts(
@@ -105,9 +112,7 @@ def test_time_is_counted_once_where_transfers_overlap() -> None:
 def test_energy_is_said_by_sample_and_where_it_is_unknown() -> None:
     of = EnergyFacts("laptop", 50.0, "its processor and memory (RAPL)")
     missing = EnergyFacts("pi", None, "", "no RAPL access: needs root or a udev rule")
-    measured, unknown = about(
-        replace(FACTS, energy=(of, missing), trained_samples=400), "energy"
-    )
+    measured, unknown = about(replace(FACTS, energy=(of, missing), trained_samples=400), "energy")
     assert measured.text.startswith("energy: 0.125 J a sample, 50 J so far (laptop: its processor")
     assert unknown.text == (
         "energy: not measurable on pi (no RAPL access: needs root or a udev rule)"
