@@ -4,9 +4,8 @@
 
 Four devices, real processes on this machine, train the digits of `examples/digits_cnn.py`; one is
 killed on the way. Chromium opens the page of the device with the data once the others have gone on:
-on a screen in light and dark, and as a phone. The chart is that of docs/user/planning.md, by
-its commands. It needs `pip install -e '.[browser,demo]'` and the system's Chromium, and takes about
-two minutes.
+on a screen and as a phone. The chart is that of docs/user/planning.md, by its commands. It needs
+`pip install -e '.[browser,demo]'` and the system's Chromium, and takes about two minutes.
 """
 
 from __future__ import annotations
@@ -37,8 +36,7 @@ MEMBERS = ("kitchen-laptop", "attic-pc", "old-notebook")
 DIES, DIES_AFTER, LOOK_AFTER = "old-notebook", 40, 120
 
 LOOKS: dict[str, dict[str, Any]] = {
-    "page": {"viewport": {"width": 1180, "height": 900}},
-    "page_dark": {"viewport": {"width": 1180, "height": 900}, "color_scheme": "dark"},
+    "page": {"viewport": {"width": 1180, "height": 774}},
     "page_phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True},
 }
 
@@ -82,7 +80,7 @@ async def _shoot(browser: Browser, url: str, look: dict[str, Any], file: Path) -
     await expect(page.locator("#headline")).to_contain_text("Training", timeout=20_000)
     await page.wait_for_timeout(3_000)  # some more looks at the household, for its rates
     await page.locator(".hero").evaluate("hero => hero.scrollIntoView()")  # past the pairing code
-    await page.screenshot(path=file)
+    await page.screenshot(path=file, animations="disabled")
     await context.close()
 
 
