@@ -51,10 +51,16 @@ def batch(size: int) -> tuple[tuple[Tensor, ...], Tensor]:
 def test_each_graph_takes_the_leaves_that_it_uses() -> None:
     inputs, label = batch(4)
     model = capture(OneByMode(), cross_entropy, (inputs, label))
-    for mode, used in (("train", [2, 3]), ("eval", [1, 2])):
-        entering = model.entering(inputs, mode)
-        assert len(entering) == 2
-        assert all(one is inputs[index] for one, index in zip(entering, used, strict=True))
+    for mode in ("train", "eval"):
+        (entering,) = model.entering(inputs, mode)
+        assert entering is inputs[2]
+    sent = [label, inputs[1], inputs[3]]  # to the last unit: the loss's, and what is near it
+    assert all(
+        one is other for one, other in zip(model.targets((inputs, label)), sent, strict=True)
+    )
+    last = len(model.description.units) - 1
+    assert model.description.target_uses(last, last + 1, "train") == (0, 2)
+    assert model.description.target_uses(last, last + 1, "eval") == (0, 1)
     with pytest.raises(ScriptError, match="must be built like the first one"):
         model.entering(inputs[:2], "train")
 
@@ -62,7 +68,7 @@ def test_each_graph_takes_the_leaves_that_it_uses() -> None:
 def test_what_nothing_uses_is_not_counted_among_what_the_holder_sends() -> None:
     model = capture(OneByMode(), cross_entropy, batch(4))
     measured = measure_units(model.description, batch_sizes=[4], budget_seconds=0.0)
-    assert measured.input_bytes == 5 * 4 + 8
+    assert (measured.input_bytes, measured.target_bytes) == (5 * 4, 8 + 3 * 4 + 8)
 
 
 def test_a_model_that_uses_none_of_its_inputs_learns_the_batch_size_from_the_first() -> None:
@@ -113,8 +119,8 @@ def test_samples_are_tried_whatever_stands_before_what_is_used(
 ) -> None:
     inputs, target = (torch.zeros(SAMPLES, 2), torch.randn(SAMPLES, 6)), torch.randn(SAMPLES, 4)
     captured: Captured = capture(model(), loss, (inputs, target))
-    entering = captured.entering(inputs, "train")
-    found = first_mixing_unit(captured.description, captured.state(), entering, [target])
+    leaves = captured.entering(inputs, "train"), captured.targets((inputs, target))
+    found = first_mixing_unit(captured.description, captured.state(), *leaves)
     assert (found is not None) is mixes
 
 
@@ -133,5 +139,6 @@ def test_labels_behind_an_unused_input_are_looked_at() -> None:
     model = capture(Labelled(), lambda output, _: output, ((tokens, tokens, tokens), nothing))
     losses = ClassLosses(model.description, model.state())
     for inputs, count in (((masked, tokens, tokens), 16), ((tokens, tokens, masked), 12)):
-        leaves = entered(model.description, model.entering(inputs, "train"), [nothing])
+        targets = model.targets((inputs, nothing))
+        leaves = entered(model.description, model.entering(inputs, "train"), targets)
         assert losses.count(leaves) == count
