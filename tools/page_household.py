@@ -34,9 +34,14 @@ class TrainingDevice:
             self.news.set()
         self.news.set()
 
+    @property
+    def steps(self) -> int:
+        """Updates that it has reported."""
+        return max((event.get("step", 0) for event in self.said[-64:]), default=0)
+
     async def until(self, step: int) -> None:
         """Wait for that step. Raises RuntimeError: it ended before."""
-        while not any(event.get("step", 0) >= step for event in self.said):
+        while self.steps < step:
             if self.process.exit_code is not None:
                 raise RuntimeError("\n".join(self.process.stderr))
             self.news.clear()

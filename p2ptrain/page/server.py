@@ -25,6 +25,7 @@ from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.net.forms import Range, Text
 from p2ptrain.net.write_form import write_form
 from p2ptrain.page.mount import Mount
+from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.sessions import Reach, Sessions
 from p2ptrain.page.site import PageSite
 from p2ptrain.page.source import PageMember, PageSource
@@ -100,12 +101,13 @@ class PageServer:
         source: PageSource | None = None,
         limits: ServerLimits | None = None,
         mounts: Sequence[Mount] = (),
+        scripts: AllowedScripts | None = None,
     ) -> None:
-        """`mounts`: what other rooms show on it."""
+        """`mounts`: what other rooms show on it; `scripts`: that browsers here may start."""
         self._mounts = mounts
         self._state = StateFolder(folder)
         self._member = member
-        self._source = source or PageSource(member)
+        self._source = source or PageSource(member, scripts=scripts)
         self._limits = limits or ServerLimits()
         self._file: PageFile | None = None
         self._sessions: Sessions | None = None

@@ -109,6 +109,7 @@ class PageSite:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/api/invite", self._invite)
         app.router.add_post("/api/remove", self._remove)
+        app.router.add_post("/api/start", self._start)
         for action in get_args(Action):
             app.router.add_post(f"/api/{action}", partial(self._steer, action))
         for mount in self._mounts:
@@ -234,6 +235,14 @@ class PageSite:
     async def _remove(self, request: web.Request) -> web.Response:
         self._check_may_change()
         await self._source.member.remove(await _text(request, "name"))
+        return await self._changed()
+
+    async def _start(self, request: web.Request) -> web.Response:
+        self._check_may_change()
+        scripts = self._source.scripts
+        if scripts is None:
+            raise UserError("no script may be started here: p2ptrain join --allow-script SCRIPT")
+        await scripts.start(await _text(request, "script"))
         return await self._changed()
 
     async def _steer(self, action: Action, request: web.Request) -> web.Response:

@@ -24,6 +24,7 @@ from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from p2ptrain.net.write_form import write_form
+from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.sessions import Reach
 from p2ptrain.page.state import NoteView, PageState, Sections
 from p2ptrain.page.stream import StateStream, Watcher
@@ -121,8 +122,10 @@ class PageSource:
         look_seconds: float = LOOK_SECONDS,
         fresh_seconds: float = FRESH_SECONDS,
         unix: Callable[[], float] = time.time,
+        scripts: AllowedScripts | None = None,
     ) -> None:
         self.member = member
+        self.scripts = scripts
         epoch = secrets.token_hex(4)
         self.streams = {reach: StateStream(f"{epoch}{reach[0]}") for reach in Reach}
         self._look_seconds = look_seconds
@@ -210,7 +213,8 @@ class PageSource:
                 course=course,
                 begun_at=self._begun_at(course),
                 code=self._code(),
-                notes=tuple(self._notes),
+                notes=(*self._notes, *(() if self.scripts is None else self.scripts.notes)),
+                scripts=() if self.scripts is None else self.scripts.names,
                 rates=dict(self._rates),
             )
             self._seen = now, seen

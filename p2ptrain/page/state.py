@@ -21,6 +21,7 @@ class HouseholdView:
         coordinator: name of the device that plans; None while there is none.
         may_change: whether this browser may invite, remove and stop.
         notice: why the page shows nothing new; None where it does.
+        scripts: trainings that this browser may start.
     """
 
     name: str
@@ -29,6 +30,7 @@ class HouseholdView:
     coordinator: str | None
     may_change: bool
     notice: str | None = None
+    scripts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

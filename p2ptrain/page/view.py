@@ -41,6 +41,7 @@ class Seen:
         notes: what has happened in the household, oldest first.
         rates: what this device's links carry now, by the other one's id: (sent, received) bytes/s.
         version: of p2ptrain here.
+        scripts: that its person has allowed to be started here.
     """
 
     status: NodeStatus
@@ -51,6 +52,7 @@ class Seen:
     code: tuple[str, int] | None = None
     notes: Sequence[NoteView] = ()
     rates: Mapping[str, tuple[float, float]] | None = None
+    scripts: Sequence[str] = ()
 
 
 def page_state(seen: Seen, *, may_change: bool) -> PageState:
@@ -68,6 +70,7 @@ def page_state(seen: Seen, *, may_change: bool) -> PageState:
             version=seen.version,
             coordinator=None if coordinator is None else coordinator.name,
             may_change=may_change,
+            scripts=tuple(seen.scripts) if may_change else (),
         ),
         devices=_devices(seen),
         links=_links(seen),

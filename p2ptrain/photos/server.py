@@ -13,6 +13,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.net.forms import Text
 from p2ptrain.net.write_form import write_form
+from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.server import PageServer
 from p2ptrain.page.source import PageMember
 from p2ptrain.photos.folder import PhotoFolder
@@ -33,11 +34,13 @@ class PhotosFile:
 class PhotoPage(PageServer):
     """The page that also takes pictures, once a folder is chosen; a context."""
 
-    def __init__(self, folder: Path, member: PageMember) -> None:
-        """`folder`: the member's state folder."""
+    def __init__(
+        self, folder: Path, member: PageMember, scripts: AllowedScripts | None = None
+    ) -> None:
+        """`folder`: the member's state folder; `scripts`: that browsers here may start."""
         self._routes = PhotoRoutes(lambda: member.status().name)
         self._kept_in = StateFolder(folder)
-        super().__init__(folder, member, mounts=[self._routes.mount()])
+        super().__init__(folder, member, mounts=[self._routes.mount()], scripts=scripts)
 
     async def __aenter__(self) -> Self:
         """Both as they were when the member stopped."""

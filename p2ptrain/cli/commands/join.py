@@ -15,7 +15,7 @@ from p2ptrain.cli import output as qr
 from p2ptrain.cli.arguments import name as device_name
 from p2ptrain.cli.output import Output, write_to
 from p2ptrain.cli.signals import first_of, sigterm_interrupts, stop_event
-from p2ptrain.cli.usage import DONE
+from p2ptrain.cli.usage import DONE, UsageError
 from p2ptrain.control.lease import LeasedIdentity, Lender, NodeOptions
 from p2ptrain.control.member_lock import FolderLock
 from p2ptrain.events import Event, Pairing, Stopped
@@ -23,6 +23,7 @@ from p2ptrain.manners.settings import Manners, OnBattery
 
 if TYPE_CHECKING:
     from p2ptrain.control.server import ControlServer
+    from p2ptrain.page.scripts import AllowedScripts
 
 _DESCRIPTION = """\
 Lets this device compute for trainings of the household, until you stop it. The first device
@@ -68,6 +69,14 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         default=[],
         type=device_name,
         help="compute only for trainings started on device NAME; may be repeated",
+    )
+    parser.add_argument(
+        "--allow-script",
+        metavar="SCRIPT",
+        action="append",
+        default=[],
+        type=arguments.path,
+        help="browsers on this device may start this training from its page; may be repeated",
     )
     _add_manners(parser)
 
@@ -125,7 +134,12 @@ def run(args: argparse.Namespace, output: Output) -> int:
     options = arguments.node_options(args)
     options["only_for"] = tuple(args.only_for)
     options["manners"] = _manners(args)
+    scripts = [script.absolute() for script in args.allow_script]
+    for script in scripts:
+        if not script.is_file():
+            raise UsageError(f"--allow-script {script}: there is no such file")
     from p2ptrain.control.server import ControlServer  # before signals count: it loads for a while
+    from p2ptrain.page.scripts import AllowedScripts
 
     listening = False
 
@@ -135,8 +149,11 @@ def run(args: argparse.Namespace, output: Output) -> int:
         with FolderLock(options["state_dir"], "join") as lock, stop_event() as stop:
             listening = True
             output.writer.on_closed = stop.set
-            async with ControlServer(options["state_dir"], lender) as control:
-                await _join(options, output, stop, lender, control, lock)
+            async with (
+                ControlServer(options["state_dir"], lender) as control,
+                AllowedScripts(options["state_dir"], scripts) as allowed,
+            ):
+                await _join(options, output, stop, lender, control, lock, allowed)
 
     try:
         if not startup.release_signals():
@@ -156,10 +173,11 @@ async def _join(
     lender: Lender,
     control: ControlServer,
     lock: FolderLock,
+    scripts: AllowedScripts,
 ) -> None:
     await load_training()
     while not stop.is_set():
-        place = await _be_member(options, output, stop, lender)
+        place = await _be_member(options, output, stop, lender, scripts)
         if stop.is_set():
             return
         warning = "p2ptrain train runs on this device now: join continues when it ends"
@@ -171,7 +189,11 @@ async def _join(
 
 
 async def _be_member(
-    options: NodeOptions, output: Output, stop: asyncio.Event, lender: Lender
+    options: NodeOptions,
+    output: Output,
+    stop: asyncio.Event,
+    lender: Lender,
+    scripts: AllowedScripts,
 ) -> LeasedIdentity:
     """A member until `stop`, or until a train asks for the place; returns what it left."""
     from p2ptrain.api.node import Node
@@ -180,7 +202,7 @@ async def _be_member(
     show = _shown(output)
     async with (
         Node(**options, window=lender.window, role="member", on_event=show, has_place=True) as node,
-        PhotoPage(options["state_dir"], node) as page,
+        PhotoPage(options["state_dir"], node, scripts) as page,
     ):
         lender.member, lender.page = node, page
         try:

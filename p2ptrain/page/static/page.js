@@ -57,6 +57,12 @@ const show = {
     const job = state.job ?? null;
     $("headline").textContent = job ? job.headline : "Nothing is being trained";
     $("job-sentence").replaceChildren(...(job ? [job.sentence] : ["Start a training on the device that has the data: ", el("code", {}, "p2ptrain train SCRIPT")]));
+    const runs = job !== null && !ENDED.has(job.state), scripts = runs ? [] : state.household.scripts ?? [];
+    $("starts").replaceChildren(...scripts.map((path) => {
+      const button = el("button", { type: "button", title: path }, `Start ${path.split(/[\\/]/).at(-1)}`);
+      button.addEventListener("click", () => post("/api/start", { script: path }));
+      return el("li", {}, button);
+    }));
     $("limit").hidden = !job?.limit;
     $("limit").textContent = job?.limit ? `${job.limit.charAt(0).toUpperCase()}${job.limit.slice(1)}.` : "";
     const figures = job === null || job.step === 0 ? [] : [
@@ -171,7 +177,9 @@ const show = {
 const charts = { loss: new Chart("Loss", small), speed: new Chart("Samples a second", speed, { fromZero: true, median: true }), more: {} };
 
 // Sections that are shown with what another one says.
-const ALSO = { household: ["devices"], devices: ["plan", "links"], curve: ["job"], job: ["curve", "plan"] };
+const ENDED = new Set(["done", "failed", "stopped"]);
+
+const ALSO = { household: ["devices", "job"], devices: ["plan", "links"], curve: ["job"], job: ["curve", "plan"] };
 
 function render(sections) {
   const names = new Set(sections);
