@@ -1,7 +1,7 @@
 """The messages of a training job: kinds, sender and receiver, checked fields.
 
 Every frame carries (job, epoch): an epoch is one generation. Frames of another job or generation
-are dropped and counted, from any sender. docs/internals/protocol.md has the fields.
+are dropped and counted, from any sender. docs/internals/messages.md has the fields.
 """
 
 # The messages of a job, in the order in which they are sent:
