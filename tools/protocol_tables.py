@@ -74,8 +74,9 @@ HEAD = """# The messages of a job, field by field
 
 Made from the declarations in `p2ptrain/messages/` by `python -m tools.protocol_tables`; a test
 holds it to them. What the messages are for: [protocol_job.md](protocol_job.md). A field in
-brackets may lack; a count is a whole number from 0 to 2^53, an id a text of at most 64 characters. Larger values
-(assignments, state reports, plans) travel as parts of a message, each a form of its own.
+brackets may lack; a count is a whole number from 0 to 2^53, an id a text of at most 64 characters.
+Larger values (assignments, state reports, plans) travel as parts of a message, each a form of its
+own.
 
 | kind | fields of the message | fields of the answer |
 |---|---|---|
