@@ -50,7 +50,8 @@ from p2ptrain.events import Event
 from p2ptrain.job.last_job import JOB_FOLDER, last_facts
 from p2ptrain.job.train_options import MAX_THREADS, whole
 from p2ptrain.logs import get_logger
-from p2ptrain.manners.readings import DeviceReader, ReadDevice
+from p2ptrain.manners.person import idle_seconds_reader
+from p2ptrain.manners.readings import DeviceReader, ReadDevice, idle_unknown
 from p2ptrain.manners.settings import Manners
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.identity.state_folder import StateFolder, default_state_dir
@@ -182,7 +183,7 @@ class Node:
         self._mesh = NetworkMesh(self._config, self._notify)
         self._has_place = has_place
         self._manners = manners or Manners()
-        self._read_device = read_device or DeviceReader()
+        self._read_device = read_device or DeviceReader(_person(self._manners))
         self._keeper_settings = keeper_settings
         self._tasks = TaskOwner(_on_failed)
         self._place = contextlib.AsyncExitStack()
@@ -279,11 +280,14 @@ class Node:
         self._mesh = NetworkMesh(self._config, self._notify)
         self._own = own
 
-    async def leave(self) -> None:
+    async def leave(self, within_seconds: float = LEAVE_SECONDS) -> None:
         """Leave the household gracefully; harmless when it has been left.
 
         A run of this node ends. What this node does for another's run is handed over first, which
         may take some seconds; cancel this to leave at once.
+
+        Args:
+            within_seconds: longest wait until the others have taken over.
         """
         try:
             await self._tasks.cancel()
@@ -294,7 +298,7 @@ class Node:
             if self._member is not None:
                 member, self._member = self._member, None
                 try:
-                    await member.hand_over(LEAVE_SECONDS)
+                    await member.hand_over(within_seconds)
                 finally:
                     await member.close()
             await self._mesh.leave()
@@ -543,6 +547,11 @@ class Node:
         for kind, route in member.routes.items():
             self._mesh.route(kind, route.handler, route.parts)
         return member
+
+
+def _person(manners: Manners) -> Callable[[], float | None]:
+    """What tells when this device's person has used it last, where that counts."""
+    return idle_seconds_reader() if manners.when_idle else idle_unknown
 
 
 def _on_failed(work: str, error: BaseException) -> None:

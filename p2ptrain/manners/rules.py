@@ -56,7 +56,7 @@ class MannersLimits:
     memory_bytes: int = 256 << 20
     person: LatchTimes = LatchTimes(0.0, 120.0, most_doublings=2)
     load: LatchTimes = LatchTimes(5.0, 120.0)
-    battery: LatchTimes = LatchTimes(2.0, 5.0)
+    battery: LatchTimes = LatchTimes(1.0, 3.0)
     heat: LatchTimes = LatchTimes(2.0, 30.0)
     memory: LatchTimes = LatchTimes(2.0, 60.0)
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -218,17 +220,20 @@ class Household:
         *arguments: str,
         call: str = "",
         environment: Mapping[str, str] | None = None,
+        sensors: Path | None = None,
     ) -> Device:
         """Start `join` or `train` with the device's name and state folder.
 
         Args:
             call: the `--name` to give, where it is not `name`.
+            sensors: the file of what they say (`sensed.py`).
             environment: variables of its own, which it has from its first moment: it loads itself.
         """
         own = ("--name", call or name, "--threads", "1")
-        load = self._load or environment is not None
+        load = self._load or environment is not None or sensors is not None
+        sensed = () if sensors is None else ("tests.system.sensed", str(sensors))
         device = await self._start(
-            name, command, *arguments, *own, environment=environment, load=load
+            name, command, *arguments, *own, environment=environment, load=load, sensed=sensed
         )
         self._devices.append(device)
         return device
@@ -247,9 +252,12 @@ class Household:
         *arguments: str,
         environment: Mapping[str, str] | None = None,
         load: bool = True,
+        sensed: Sequence[str] = (),
     ) -> Device:
         prefix = self._prefixes.get(name, self._prefix)
         start = DeviceProcess.start if load or not forked.can_enter(prefix) else forked.start
+        if sensed:
+            start = partial(start, program=(sys.executable, "-m", *sensed))
         process = await start(
             name,
             [command, *arguments, "--state-dir", str(self.state_dir(name))],

@@ -20,10 +20,16 @@ from p2ptrain.control.lease import LeasedIdentity, Lender, NodeOptions
 from p2ptrain.control.member_lock import FolderLock
 from p2ptrain.events import Event, Pairing, Stopped
 from p2ptrain.manners.settings import Manners, OnBattery
+from p2ptrain.manners.sleep import SleepWatch
 
 if TYPE_CHECKING:
     from p2ptrain.control.server import ControlServer
     from p2ptrain.page.scripts import AllowedScripts
+
+SLEEP_SECONDS = 3.5
+"""For the others to take over this device's work: systemd waits five seconds before it sleeps."""
+
+REJOINS = "this device has slept, and rejoins the household now"
 
 _DESCRIPTION = """\
 Lets this device compute for trainings of the household, until you stop it. The first device
@@ -176,16 +182,23 @@ async def _join(
     scripts: AllowedScripts,
 ) -> None:
     await load_training()
-    while not stop.is_set():
-        place = await _be_member(options, output, stop, lender, scripts)
-        if stop.is_set():
-            return
-        warning = "p2ptrain train runs on this device now: join continues when it ends"
-        output.show(events.Warning(message=warning))
-        await lender.lend(place, lock, stop)
-        if not stop.is_set():  # else commands go on finding the borrower
-            control.publish()
-        options = {**options, "name": place.name, "port": place.port, "code": None}
+    async with SleepWatch() as sleep:
+        while not stop.is_set():
+            place = await _be_member(options, output, stop, lender, scripts, sleep)
+            if stop.is_set():
+                return
+            if lender.wanted.is_set():
+                warning = "p2ptrain train runs on this device now: join continues when it ends"
+                output.show(events.Warning(message=warning))
+                await lender.lend(place, lock, stop)
+                if not stop.is_set():  # else commands go on finding the borrower
+                    control.publish()
+            if sleep.rejoin.is_set():
+                lender.window = place.window
+                sleep.has_left()
+                await first_of(stop, sleep.awake)
+                output.show(events.Warning(message=REJOINS))
+            options = {**options, "name": place.name, "port": place.port, "code": None}
 
 
 async def _be_member(
@@ -194,8 +207,12 @@ async def _be_member(
     stop: asyncio.Event,
     lender: Lender,
     scripts: AllowedScripts,
+    sleep: SleepWatch,
 ) -> LeasedIdentity:
-    """A member until `stop`, or until a train asks for the place; returns what it left."""
+    """A member until `stop`, until a train asks for the place, or until the machine sleeps.
+
+    Returns what it left.
+    """
     from p2ptrain.api.node import Node
     from p2ptrain.photos.server import PhotoPage
 
@@ -206,10 +223,12 @@ async def _be_member(
     ):
         lender.member, lender.page = node, page
         try:
-            await first_of(stop, lender.wanted)
+            await first_of(stop, lender.wanted, sleep.rejoin)
         finally:
             lender.member = lender.page = None
         status = node.status()
+        if sleep.rejoin.is_set() and not stop.is_set():
+            await node.leave(0.0 if sleep.awake.is_set() else SLEEP_SECONDS)
     # The window is asked for last: while the node leaves, tries count and removals close it.
     return LeasedIdentity(str(status["name"]), int(status["port"]), node.window)
 

@@ -46,6 +46,7 @@ class FakeNode:
         self.name = options["name"] or "host"
         self.port = options["port"] or 4000
         self.inside = False
+        self.left_within: float | None = None
         self.trained: list[Any] = []
         self.window: PairingWindow | None = options.get("window")
         FakeNode.made.append(self)
@@ -62,7 +63,11 @@ class FakeNode:
         return self
 
     async def __aexit__(self, *error: object) -> None:
-        self.inside = False
+        if self.left_within is None:
+            await self.leave(30.0)
+
+    async def leave(self, within_seconds: float) -> None:
+        self.inside, self.left_within = False, within_seconds
         self.emit(Stopped())
 
     async def train(self, job: Any, options: Any) -> FakeRun:

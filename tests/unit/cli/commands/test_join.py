@@ -14,6 +14,7 @@ import pytest
 
 from p2ptrain.cli import main
 from p2ptrain.cli.ask_member import ask_member
+from p2ptrain.cli.commands.join import SLEEP_SECONDS
 from p2ptrain.control.borrow import own_lease
 from p2ptrain.control.lease import LeasedIdentity
 from p2ptrain.control.member_lock import (
@@ -24,7 +25,9 @@ from p2ptrain.control.member_lock import (
     write_record,
 )
 from p2ptrain.manners.settings import Manners
+from p2ptrain.manners.sleep import SleepWatch
 from tests.unit.cli.conftest import FakeNode
+from tests.unit.manners.test_sleep import Announcer
 
 
 def _borrower(folder: Path, use: Callable[[LeasedIdentity], None]) -> threading.Thread:
@@ -136,6 +139,37 @@ def test_the_place_is_lent_and_the_member_comes_back(
     assert (place.name, place.port, place.window.code) == ("pi", 4001, "12345678")
     assert not was_inside
     assert [made.options["name"] for made in node.made] == ["pi", "pi"]
+    assert [made.options["port"] for made in node.made] == [4001, 4001]
+    kinds = [event["event"] for event in _events(capfd.readouterr().out)]
+    assert kinds == ["ready", "pairing", "warning", "ready", "pairing", "stopped"]
+
+
+def test_a_machine_that_sleeps_leaves_first_and_rejoins_once_it_is_awake(
+    node: type[FakeNode],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    system = Announcer()
+    monkeypatch.setattr("p2ptrain.cli.commands.join.SleepWatch", lambda: SleepWatch(system))
+
+    def sleep(made: FakeNode) -> None:
+        assert system.on_sleep is not None
+        if len(node.made) > 1:
+            signal.raise_signal(signal.SIGTERM)
+            return
+        system.on_sleep(True)
+        system.on_release = lambda: slept(made)
+
+    def slept(made: FakeNode) -> None:
+        assert system.on_sleep is not None
+        assert (made.inside, made.left_within) == (False, SLEEP_SECONDS)
+        system.on_release = lambda: None
+        system.on_sleep(False)
+
+    node.on_ready = sleep
+    argv = ["join", "--name", "pi", "--json", "--port", "4001", "--state-dir", str(tmp_path)]
+    assert main.main(argv) == 0
     assert [made.options["port"] for made in node.made] == [4001, 4001]
     kinds = [event["event"] for event in _events(capfd.readouterr().out)]
     assert kinds == ["ready", "pairing", "warning", "ready", "pairing", "stopped"]
