@@ -26,11 +26,11 @@ class CudaDevice(StreamedDevice):
         maker = "rocm" if torch.version.hip else "cuda"
         self.kind = f"{maker} {found.major}.{found.minor} {self.title}, torch {torch.__version__}"
 
-    def _compute_alike(self) -> None:
-        """No operands of 10 bits, no search for the fastest algorithm, no sums by atomics."""
-        torch.backends.cuda.matmul.allow_tf32 = False
-        torch.backends.cudnn.allow_tf32 = False
-        torch.backends.cudnn.benchmark = False
-        torch.backends.cudnn.deterministic = True
+    def allow_fast_math(self, *, allowed: bool) -> None:
+        """Operands of 10 bits, a search for the fastest algorithm, sums by atomics."""
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        torch.backends.cudnn.allow_tf32 = allowed
+        torch.backends.cudnn.benchmark = allowed
+        torch.backends.cudnn.deterministic = not allowed
         torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.use_deterministic_algorithms(not allowed, warn_only=True)

@@ -154,6 +154,13 @@ class ComputeDevice(ABC):
     def prepare_thread(self) -> None:
         """Called once in the thread that will compute, before anything else."""
 
+    @abstractmethod
+    def allow_fast_math(self, *, allowed: bool) -> None:
+        """Whether operands may be rounded from now on, and sums be made in any order.
+
+        In the compute thread. Where a device has one way to compute, it stays at that.
+        """
+
     def fetched(self, tensors: Sequence[Value]) -> list[Value]:
         """`copy_out`, waited for."""
         copies = self.copy_out(tensors, written=True)

@@ -76,6 +76,9 @@ class MpsDevice(ComputeDevice):
     def prepare_thread(self) -> None:
         """There is one device, and nothing to choose."""
 
+    def allow_fast_math(self, *, allowed: bool) -> None:
+        """It has one way to compute."""
+
 
 class _QueueWatch(WallWatch):
     def stop(self) -> None:

@@ -70,6 +70,9 @@ class Processor(ComputeDevice):
         """Numbers nearer to zero than 1.2e-38 are zero, in this thread alone."""
         torch.set_flush_denormal(True)
 
+    def allow_fast_math(self, *, allowed: bool) -> None:
+        """It has one way to compute."""
+
 
 class WallWatch(DeviceWatch):
     """Seconds of the world between its start and `stop`."""

@@ -11,7 +11,6 @@ events of pinned blocks).
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -134,11 +133,7 @@ class StreamedDevice(ComputeDevice):
         """Choose the device, and see that the same is computed every time."""
         with _failing(self.name):
             self._module.set_device(self.place)
-        self._compute_alike()
-
-    @abstractmethod
-    def _compute_alike(self) -> None:
-        """Switch off what rounds operands, or computes in an order of its own."""
+        self.allow_fast_math(allowed=False)
 
 
 class _Departing(HostCopies):

@@ -17,6 +17,6 @@ class XpuDevice(StreamedDevice):
     def __init__(self, index: int) -> None:
         super().__init__(torch.xpu, torch.device("xpu", index))
 
-    def _compute_alike(self) -> None:
-        """oneDNN rounds no operand unless it is asked to."""
-        torch.backends.mkldnn.deterministic = True  # type: ignore[assignment]
+    def allow_fast_math(self, *, allowed: bool) -> None:
+        """Sums in any order; oneDNN rounds no operand unless it is asked to."""
+        torch.backends.mkldnn.deterministic = not allowed  # type: ignore[assignment]

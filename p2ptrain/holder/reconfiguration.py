@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Any
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
+from p2ptrain.coordinator.measured_cluster import MeasuredDevice
 from p2ptrain.coordinator.memory_model import taken_beside_bytes
 from p2ptrain.coordinator.profile_pooling import mixed_kinds
 from p2ptrain.errors import Error, LinkClosed, UserError
@@ -296,14 +297,9 @@ def plan_reply(
         plan=plan.to_json(),
         choice=choice,
         changes_results=tuple(request.sharing.changes(plan)),
-        kinds=mixed_kinds(
-            {
-                c.name: str(c.measured.get("processor", ""))
-                if c.compute.is_processor
-                else c.compute.kind
-                for c in made.candidates.values()
-                if c.name in made.plan.device_names
-            }
+        kinds=_kinds(
+            [c for c in made.candidates.values() if c.name in made.plan.device_names],
+            fast_math=request.fast_math,
         ),
         beside_bytes={
             c.name: taken_beside_bytes(c.taken_bytes) + made.protected.taken_bytes.get(device, 0)
@@ -320,4 +316,24 @@ def plan_reply(
         copy_cost=made.protected.cost,
         warnings=made.protected.warnings,
         considered=frozenset(d for d, c in made.candidates.items() if c.name in old),
+    )
+
+
+def _kinds(devices: Sequence[MeasuredDevice], *, fast_math: bool) -> tuple[str, ...]:
+    """What a plan of these devices changes because of what they compute with."""
+    mixed = mixed_kinds(
+        {
+            c.name: str(c.measured.get("processor", ""))
+            if c.compute.is_processor
+            else c.compute.kind
+            for c in devices
+        }
+    )
+    fast = sorted(c.name for c in devices if fast_math and not c.compute.is_processor)
+    if not fast:
+        return mixed
+    return (
+        *mixed,
+        f"fast_math: the accelerator of {', '.join(fast)} may round operands to 10 bits and add in "
+        "any order: results differ by that, and from run to run",
     )

@@ -408,6 +408,7 @@ class JobTrainer:
             maps=prepared.maps,
             grid=self._options.grid,
             groups_of_units=self._options.groups,
+            fast_math=job.fast_math,
         )
 
     @property

@@ -87,6 +87,9 @@ class Job:
         autocast: torch.bfloat16 or float16 computes model and loss as under `torch.autocast`;
             parameters, gradients and updates stay as they are. In float16 losses are scaled, and
             updates skipped, as with `torch.amp.GradScaler()`.
+        fast_math: accelerators may round what they multiply to 10 bits (TensorFloat-32), choose the
+            fastest algorithms, and add in any order: results are not the same every time.
+            Processors compute as ever.
         weights: a safetensors file, or a folder of them with its index, with which training begins:
             then the model may be on "meta".
         ema: decay of an average of the weights, which is kept beside them and written beside
@@ -128,6 +131,7 @@ class Job:
     scheduler: LRScheduler | None = None
     scheduler_interval: Interval = "update"
     scheduler_metric: str = "loss"
+    fast_math: bool = False
     _numbers: UpdateNumbers | None = field(default=None, repr=False, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -196,8 +200,10 @@ class Job:
             raise OptionError(f"Job: seed must be below 2**63 - epochs, not {self.seed}")
 
     def _check_extras(self) -> None:
-        if not isinstance(self.skip_nonfinite, bool):
-            raise OptionError(f"Job: skip_nonfinite must be a bool, not {self.skip_nonfinite!r}")
+        for switch in ("skip_nonfinite", "fast_math"):
+            if not isinstance(getattr(self, switch), bool):
+                given = getattr(self, switch)
+                raise OptionError(f"Job: {switch} must be a bool, not {given!r}")
         self._check_scheduler()
         if self.normalizer is not None:
             _check_function("normalizer", self.normalizer)

@@ -94,6 +94,7 @@ def assignment_of(request: JobPlanRequest, plan: Plan, placed: Placement) -> Ass
         keeps=placed.keeps,
         asynchrony=request.asynchrony,
         weighed=request.weighed,
+        fast_math=request.fast_math,
     )
 
 

@@ -112,6 +112,7 @@ class Assignment(Blob):
         weighed: with the targets of a slice comes its part of the mini-batch; False = it is its
             part of the samples.
         longest: most of each length that differs from batch to batch.
+        fast_math: accelerators may round operands, and add in any order.
     """
 
     key: Annotated[GenerationKey, Flat()]
@@ -132,6 +133,7 @@ class Assignment(Blob):
     evaluated: Count = 0
     weighed: bool = False
     longest: Annotated[tuple[Count, ...], Length(MOST_LENGTHS), Rare()] = ()
+    fast_math: Annotated[bool, Rare()] = False
 
     @property
     def hashes(self) -> bool:

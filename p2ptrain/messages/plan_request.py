@@ -61,7 +61,7 @@ class JobPlanRequest(Blob):
             what every device has measured.
         eval_samples: of an evaluation; 0 = there is none.
         least_evaluated: the fewest of them that the model can be evaluated on together.
-        weighed: as `Assignment`.
+        weighed, fast_math: as `Assignment`.
         longest: most of each length that differs from batch to batch.
         stretch: how many times longer a batch has come than those that devices have measured.
         maps: of the first units, which can be cut into tiles; None = none can, or may.
@@ -102,6 +102,7 @@ class JobPlanRequest(Blob):
     maps: MapsForm | None = None
     grid: tuple[Positive, Positive] | None = None
     groups_of_units: tuple[Count, ...] = ()
+    fast_math: Annotated[bool, Rare()] = False
 
     @property
     def may_divide(self) -> bool:

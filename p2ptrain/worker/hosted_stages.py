@@ -196,6 +196,9 @@ class HostedStages:
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._shell.compute.flush()
+        if self.assignment.fast_math:
+            exact = partial(self._shell.device.allow_fast_math, allowed=False)
+            await self._shell.compute.run((0,), exact)
 
     # -- after `stop` ----------------------------------------------------------------------------
 
@@ -257,6 +260,7 @@ class HostedStages:
             me = self._shell.mesh.self_id
             own = memory.of(state)
             at = self._shell.device
+            at.allow_fast_math(allowed=self.assignment.fast_math)
             made = built_stage(self.assignment, self.description, place, own, spec, at, owner=me)
             if how is None:
                 return LiveStage(*made, version, epoch)

@@ -173,6 +173,7 @@ class _RebuildRun:
         what, spec = self._what, received(self._old.optimizer)
         place = self._assignment.stages[what.stage]
         at = self._shell.device
+        at.allow_fast_math(allowed=self._old.fast_math)
         made = built_stage(self._old, self._description, place, found.own(), spec, at)
         return LiveStage(*made, what.version, what.epoch)
 

@@ -34,6 +34,7 @@ class TwinDevice(ComputeDevice):
             `.item()`, `nonzero`.
         call_names: operators and methods in the order of their calls.
         others_bytes: of its memory, taken by other programs.
+        fast_math: what was allowed, one after the other.
     """
 
     title = "Twin of an accelerator"
@@ -59,6 +60,7 @@ class TwinDevice(ComputeDevice):
         self.name, self.kind = name, kind
         self.generator = torch.Generator().manual_seed(seed + 0x7717)
         self.others_bytes = 0
+        self.fast_math: list[bool] = []
         self.call_names: list[str] = []
         self.host_waits: list[tuple[str, tuple[int, ...]]] = []
         self._total_bytes = total_bytes
@@ -206,6 +208,10 @@ class TwinDevice(ComputeDevice):
         enter(self)
         torch.set_flush_denormal(True)
         self._threads = torch.get_num_threads()
+
+    def allow_fast_math(self, *, allowed: bool) -> None:
+        """It computes as ever."""
+        self.fast_math.append(allowed)
 
     def check(self) -> None:
         """Raises AcceleratorFailed: it has failed."""

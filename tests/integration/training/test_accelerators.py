@@ -89,6 +89,21 @@ async def test_a_pipeline_trains_as_plain_torch(twins: str, case: Case) -> None:
     assert difference(ours, reference).state == 0.0
 
 
+async def test_fast_math_is_for_that_job_and_said() -> None:
+    plans = []
+    for fast_math in (True, False):
+        job = replace(momentum_job(), fast_math=fast_math)
+        async with accelerated(2, "b") as (household, compute):
+            await household.holder_run(job, one_stage_each(2)).run()
+            assert_undisturbed(household, job, undisturbed(momentum_job()))
+            await household.until_idle("b")
+            assert compute["b"].fast_math == ([True, False] if fast_math else [False])
+            plans.append(household.plan)
+    said = [[text for text in plan.changes_results if "fast_math" in text] for plan in plans]
+    assert [len(texts) for texts in said] == [1, 0]
+    assert "the accelerator of b may round" in said[0][0]
+
+
 async def test_masks_are_the_same_on_every_kind_of_device() -> None:
     """Beside an accelerator: processors alone draw plain torch's."""
     case, chosen = Case("dropout", devices=2, steps=4), TrainOptions(2, planner="pp", steps=4)
