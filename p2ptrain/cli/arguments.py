@@ -14,7 +14,7 @@ from typing import Any
 from p2ptrain.cli import pairing_code
 from p2ptrain.cli.pairing_code import PROMPT
 from p2ptrain.control.lease import NodeOptions
-from p2ptrain.devices.request import AUTO, CHOICES, read_request
+from p2ptrain.devices.request import AUTO, CHOICES, read_requests
 from p2ptrain.errors import OptionError
 from p2ptrain.job.train_options import MAX_THREADS
 from p2ptrain.manners.settings import Manners, QuietHours
@@ -75,10 +75,10 @@ def threads(text: str) -> int:
     return int(text)
 
 
-def device(text: str) -> str:
-    """What to compute on."""
+def devices(text: str) -> tuple[str, ...]:
+    """What to compute on; more than one: each by a member of its own."""
     try:
-        return str(read_request(text))
+        return tuple(map(str, read_requests(text)))
     except OptionError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -279,10 +279,10 @@ def add_node(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--device",
         metavar=CHOICES,
-        type=device,
-        default=AUTO,
+        type=devices,
+        default=(AUTO,),
         help="what to compute on (default: auto, the accelerator where there is one that computes "
-        "right and faster than the CPU)",
+        "right and faster than the CPU); cuda:0,cuda:1 starts one more member for the second",
     )
 
 
@@ -302,7 +302,7 @@ def node_options(args: argparse.Namespace) -> NodeOptions:
         state_dir=state_dir_of(args),
         memory_bytes=args.memory,
         threads=args.threads,
-        device=args.device,
+        device=args.device[0],
     )
 
 

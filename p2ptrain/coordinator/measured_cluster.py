@@ -117,6 +117,7 @@ class MeasuredCluster:
                 times=found[c.name].times,
                 overheads=found[c.name].overheads,
                 compute=c.compute.kind,
+                machine=c.compute.machine,
             )
             for c in self.candidates
         )

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 from p2ptrain.errors import OptionError
 
+MACHINE_VARIABLE = "P2PTRAIN_MACHINE"
+"""In the environment of members that compute on one machine's devices: the same for all of them."""
+
 AUTO, HOST_NAME = "auto", "cpu"
 
 CHOICES = "auto|cpu|cuda[:N]|mps|xpu"
@@ -45,6 +48,25 @@ class DeviceRequest:
         return self.family if self.index is None else f"{self.family}:{self.index}"
 
 
+def read_requests(text: str) -> tuple[DeviceRequest, ...]:
+    """Several with commas between them, each accelerator once.
+
+    Raises:
+        OptionError: one is none, or stands there twice, or `auto` beside others.
+    """
+    found = tuple(read_request(part.strip()) for part in text.split(","))
+    cards = [one for one in found if one.family != HOST_NAME]
+    if len({*cards}) < len(cards):
+        raise OptionError(f"{text!r} has one device twice")
+    families = [one.family for one in cards]
+    if len(found) > 1 and AUTO in families:
+        raise OptionError(f"{text!r}: auto is one device, so name each of several")
+    unnumbered = {one.family for one in cards if one.index is None}
+    if any(families.count(family) > 1 for family in unnumbered):
+        raise OptionError(f"{text!r}: several of one family need their numbers, such as cuda:0")
+    return found
+
+
 def read_request(text: object) -> DeviceRequest:
     """The request that a text such as "cuda:1" stands for.
 
@@ -55,8 +77,8 @@ def read_request(text: object) -> DeviceRequest:
         raise OptionError(f"device must be a text such as auto or cpu, not {text!r}")
     if "," in text:
         raise OptionError(
-            f"{text!r} is more than one device, and a member has one: start one more member for "
-            "each, with a --device and a --state-dir of its own"
+            f"{text!r} is more than one device, and a Node has one; `p2ptrain join` and `train` "
+            "start one more member for each"
         )
     match = _SHAPE.fullmatch(text)
     if match is None or match[1] not in _FAMILIES:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, TypeAlias
 
-from p2ptrain.net.forms import Text
+from p2ptrain.net.forms import Rare, Text
 
 KIND_LIMIT = 200
 
@@ -24,10 +24,12 @@ class ComputeKind:
     Attributes:
         kind: vendor, architecture and build of torch; every processor is of kind "cpu".
         title: as people know it.
+        machine: what several devices of one machine have in common; "" where it has one.
     """
 
     kind: KindText = "cpu"
     title: KindText = "processor"
+    machine: Annotated[str, Text(KIND_LIMIT), Rare()] = ""
 
     @property
     def is_processor(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -18,6 +19,7 @@ from p2ptrain import events
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.request import MACHINE_VARIABLE
 from p2ptrain.errors import Error, ProtocolError, TrainingError
 from p2ptrain.events import Event
 from p2ptrain.logs import get_logger, timed
@@ -98,7 +100,8 @@ class DeviceProfiler:
     @property
     def _kind(self) -> ComputeKind:
         device = self._compute.device
-        return ComputeKind(device.kind[:KIND_LIMIT], device.title[:KIND_LIMIT])
+        names = device.kind, device.title, os.environ.get(MACHINE_VARIABLE, "")
+        return ComputeKind(*(name[:KIND_LIMIT] for name in names))
 
     async def close(self) -> None:
         """End what still runs."""

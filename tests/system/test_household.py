@@ -8,6 +8,7 @@ import math
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.system.household import EXPECT_SECONDS, Device, Household, losses_alone
@@ -208,3 +209,25 @@ async def test_nobody_reads_the_output_any_more(tmp_path: Path) -> None:
         out, err = await shell.communicate()
     assert json.loads(out)["event"]
     assert err == b""
+
+
+async def test_one_command_is_several_members(household: Household) -> None:
+    """They pair by themselves, train together, come back where they die, and end together."""
+    first = await household.start("desk", "join", "--device", "cpu,cpu", "--code", CODE)
+    await first.expect("member", name="desk-2", state="alive")
+    holder = await household.start("desk", "train", SCRIPT, "--wait-for", "2", *STEADY)
+    await holder.succeed()
+    (plan,) = holder.events("plan")
+    names = [device["name"] for stage in plan["stages"] for device in stage["devices"]]
+    assert sorted(names) == ["desk", "desk-2"]
+    (child,) = psutil.Process(first.pid).children()
+    child.kill()
+    seen = len(first.said)
+    said = "the member on cpu has ended"
+    await first.expect_that(lambda event: said in event.get("message", ""), said)
+    await first.expect("ready", since=seen)
+    (child,) = psutil.Process(first.pid).children()
+    first.terminate()
+    assert await first.exit_code() == 0
+    assert [event["event"] for event in first.said].count("stopped") == 1
+    assert not child.is_running()

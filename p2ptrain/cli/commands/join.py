@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from p2ptrain.api.loading import load_training
 from p2ptrain.cli import arguments, startup
 from p2ptrain.cli import output as qr
 from p2ptrain.cli.arguments import name as device_name
+from p2ptrain.cli.more_members import WITH_PARENT, MoreMembers, end_with_stdin
 from p2ptrain.cli.output import Output, write_to
 from p2ptrain.cli.signals import first_of, sigterm_interrupts, stop_event
 from p2ptrain.cli.usage import DONE, UsageError
@@ -155,11 +157,14 @@ def run(args: argparse.Namespace, output: Output) -> int:
         with FolderLock(options["state_dir"], "join") as lock, stop_event() as stop:
             listening = True
             output.writer.on_closed = stop.set
+            if WITH_PARENT in os.environ:
+                end_with_stdin(stop)
             async with (
+                MoreMembers(args.device[1:], options, output) as more,
                 ControlServer(options["state_dir"], lender) as control,
                 AllowedScripts(options["state_dir"], scripts) as allowed,
             ):
-                await _join(options, output, stop, lender, control, lock, allowed)
+                await _join(options, output, stop, lender, control, lock, allowed, more)
 
     try:
         if not startup.release_signals():
@@ -180,11 +185,12 @@ async def _join(
     control: ControlServer,
     lock: FolderLock,
     scripts: AllowedScripts,
+    more: MoreMembers,
 ) -> None:
     await load_training()
     async with SleepWatch() as sleep:
         while not stop.is_set():
-            place = await _be_member(options, output, stop, lender, scripts, sleep)
+            place = await _be_member(options, output, stop, lender, scripts, sleep, more)
             if stop.is_set():
                 return
             if lender.wanted.is_set():
@@ -208,6 +214,7 @@ async def _be_member(
     lender: Lender,
     scripts: AllowedScripts,
     sleep: SleepWatch,
+    more: MoreMembers,
 ) -> LeasedIdentity:
     """A member until `stop`, until a train asks for the place, or until the machine sleeps.
 
@@ -216,12 +223,13 @@ async def _be_member(
     from p2ptrain.api.node import Node
     from p2ptrain.photos.server import PhotoPage
 
-    show = _shown(output)
+    show = more.seen_by(_shown(output))
     async with (
         Node(**options, window=lender.window, role="member", on_event=show, has_place=True) as node,
         PhotoPage(options["state_dir"], node, scripts) as page,
     ):
         lender.member, lender.page = node, page
+        more.invites_by(node.invite)
         try:
             await first_of(stop, lender.wanted, sleep.rejoin)
         finally:

@@ -25,6 +25,7 @@ from p2ptrain.cli.commands.train_arguments import (
     override,
     train_options,
 )
+from p2ptrain.cli.more_members import MoreMembers
 from p2ptrain.cli.output import Output, silence_stdout
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.signals import sigterm_interrupts
@@ -37,7 +38,6 @@ from p2ptrain.cli.usage import (
     Interrupted,
     UsageError,
 )
-from p2ptrain.control.lease import NodeOptions
 from p2ptrain.errors import RunCancelled
 from p2ptrain.events import Event, Step, Stopped
 
@@ -118,7 +118,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
             if args.local:
                 _train_here(job, chosen, args, shown)
             else:
-                event_loop.run(_train(job, chosen, arguments.node_options(args), shown, live))
+                event_loop.run(_train(job, chosen, args, output, shown, live))
         except (KeyboardInterrupt, RunCancelled) as error:  # by a signal, or on the page
             raise Interrupted(_stopped_at(shown.step, steps, args.checkpoint)) from error
     return DONE
@@ -172,7 +172,7 @@ def _train_ranked(args: argparse.Namespace, output: Output) -> int:
                 steps = job.total_steps(args.steps)
             if ranks.is_first:
                 output.show_live(type(job.model).__name__, steps)
-            node = {"state_dir": args.state_dir, "threads": args.threads, "device": args.device}
+            node = {"state_dir": args.state_dir, "threads": args.threads, "device": args.device[0]}
             event_loop.run(train_on_ranks(ranks, job, chosen, shown, **node))
         exit_code = DONE
     except (KeyboardInterrupt, RunCancelled) as error:
@@ -200,14 +200,15 @@ def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, shown:
         state_dir=arguments.state_dir_of(args),
         memory_bytes=args.memory,
         threads=args.threads,
-        device=args.device,
+        device=args.device[0],
     )
 
 
 async def _train(
     job: Job,
     chosen: TrainOptions,
-    node_options: NodeOptions,
+    args: argparse.Namespace,
+    output: Output,
     shown: _Shown,
     live: LiveRenderer | None,
 ) -> None:
@@ -217,8 +218,13 @@ async def _train(
     from p2ptrain.photos.server import PhotoPage
 
     await load_training(exporting=True)
+    node_options = arguments.node_options(args)
     folder = node_options["state_dir"]
-    async with Node(**node_options, role="holder", on_event=shown) as node:
+    async with (
+        MoreMembers(args.device[1:], node_options, output) as more,
+        Node(**node_options, role="holder", on_event=more.seen_by(shown)) as node,
+    ):
+        more.invites_by(node.invite)
         lender = Lender(node, keeps=True)
         async with ControlServer(folder, lender), PhotoPage(folder, node) as page:
             lender.page = page

@@ -82,6 +82,11 @@ class CostModel:
         kinds = sorted({device.compute for device in self.devices})
         self.kinds = np.array([kinds.index(device.compute) for device in self.devices])
         self.is_mixed = len(kinds) > 1
+        firsts: dict[str, int] = {}  # device of each machine that has several
+        self._interfaces = [
+            firsts.setdefault(device.machine, number) if device.machine else number
+            for number, device in enumerate(self.devices)
+        ]
         self._stage_seconds: dict[tuple[int, int, int, int], tuple[float, float]] = {}
         self._split_seconds: dict[tuple[int, int, int, int], tuple[float, float, float]] = {}
 
@@ -101,6 +106,17 @@ class CostModel:
         if not self.is_mixed or len(devices) == 1:
             return True
         return len({self.devices[device].compute for device in devices}) == 1
+
+    def interfaces(self, sender: int, receiver: int) -> tuple[int, int]:
+        """The uplink and the downlink that a transfer occupies, a machine's by its first device.
+
+        Inside one machine they are ways of these two alone, whose numbers follow those of devices.
+        To itself both are the same: nothing is carried.
+        """
+        up, down = self._interfaces[sender], self._interfaces[receiver]
+        if up != down or sender == receiver:
+            return up, down
+        return len(self.devices) + sender, len(self.devices) + receiver
 
     def unit_times(self, device: int, samples: int) -> UnitTimes:
         """Seconds of each unit on that device for `samples` samples."""

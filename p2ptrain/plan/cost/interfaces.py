@@ -6,16 +6,16 @@ from p2ptrain.plan.cost.cost_model import CostModel
 
 
 class InterfaceLoads:
-    """Each device's uplink and downlink; what is sent occupies one of either, to itself none.
+    """Each uplink and downlink; what is sent occupies one of either, to itself none.
 
     Attributes:
-        up, down: seconds by device.
+        up, down: seconds by `CostModel.interfaces`.
     """
 
     def __init__(self, cost: CostModel) -> None:
         self._cost = cost
-        self.up = [0.0] * len(cost.devices)
-        self.down = [0.0] * len(cost.devices)
+        self.up = [0.0] * (2 * len(cost.devices))
+        self.down = [0.0] * (2 * len(cost.devices))
 
     @property
     def longest(self) -> float:
@@ -24,14 +24,16 @@ class InterfaceLoads:
 
     def of(self, device: int) -> float:
         """Of the longer one of a device's two."""
-        return max(self.up[device], self.down[device])
+        own, _ = self._cost.interfaces(device, device)
+        return max(self.up[own], self.down[own])
 
     def carry(self, sender: int, receiver: int, size: float) -> None:
         """So many bytes go one way."""
         if sender != receiver:
             seconds = size / self._cost.link(sender, receiver).bytes_per_s
-            self.up[sender] += seconds
-            self.down[receiver] += seconds
+            up, down = self._cost.interfaces(sender, receiver)
+            self.up[up] += seconds
+            self.down[down] += seconds
 
     def exchange(self, one: int, other: int, size: float) -> None:
         """Values go to the next stage, and as many bytes of gradients come back."""

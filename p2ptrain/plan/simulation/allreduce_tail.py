@@ -76,14 +76,15 @@ class StageRing:
         """How each bucket travels from the lane at `place` to the next."""
         lane, after = self.lanes[place], self.lanes[(place + 1) % len(self.lanes)]
         links = self.cost.ring_links([one.device for one in self.lanes])
+        up, down = self.cost.interfaces(lane.device, after.device)
         count, rate = len(self.lanes), min(link.bytes_per_s for link in links)
         return [
             TransferRoute(
                 carries="sum",
                 sender=lane.number,
                 receiver=collector,
-                uplink=lane.device,
-                downlink=after.device,
+                uplink=up,
+                downlink=down,
                 seconds=ring_seconds(count, bucket.summed_bytes, rate),
                 latency_s=ring_steps(count) * max(link.latency_s for link in links),
             )

@@ -38,7 +38,8 @@ class TransferRoute:
     """What one lane (or the holder) sends to another for a micro-batch of some size.
 
     Attributes:
-        sender, receiver: lanes. uplink, downlink: the devices whose interface it occupies.
+        sender, receiver: lanes.
+        uplink, downlink: what it occupies, as `CostModel.interfaces` counts.
         seconds: occupation.
         latency_s: from the end of the occupation to the arrival; below 0, but no more than the
             occupation, where what is read as it comes counts at the receiver.

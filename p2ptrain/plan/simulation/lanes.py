@@ -73,11 +73,12 @@ def route(
     Args:
         ends: lanes of sender and receiver, their devices.
     """
-    _, _, sender, receiver = ends
+    leaves, arrives, sender, receiver = ends
     link = cost.link(sender, receiver)
     seconds, latency_s = samples * cost.cut_bytes(cut) / link.bytes_per_s, link.latency_s
     latency_s -= samples * cost.streamed_seconds(cut, sender, receiver)
-    return TransferRoute(carries, *ends, seconds, latency_s)
+    ways = cost.interfaces(sender, receiver)
+    return TransferRoute(carries, leaves, arrives, *ways, seconds, latency_s)
 
 
 @dataclass(slots=True, eq=False)
@@ -247,8 +248,7 @@ class LaneBuilder:
                 "input",
                 FEED,
                 part.lane,
-                holder,
-                part.device,
+                *self.cost.interfaces(holder, part.device),
                 size_of(samples) * each / link.bytes_per_s,
                 link.latency_s,
             )

@@ -84,12 +84,12 @@ def _entry(cost: CostModel, engine: Engine, span: LaneSpan) -> TimelineEntry:
         )
     return TimelineEntry(
         kind=SENT[route.carries],
-        device=cost.name(route.uplink),
+        device=cost.name(route.uplink % len(cost.devices)),
         stage=lane.stage,
         micro_batch=span.micro_batch,
         start_seconds=span.start_seconds,
         end_seconds=span.end_seconds,
-        receiver=cost.name(route.downlink),
+        receiver=cost.name(route.downlink % len(cost.devices)),
         free_seconds=span.end_seconds - route.latency_s,
     )
 

@@ -92,6 +92,8 @@ class ClusterDevice:
         overheads: measured on this device; None = the usual ones times its slowdown. Only plans
             that model what the runtime does use them.
         compute: with what; devices of one kind compute the same bits, and only they share a stage.
+        machine: where several devices are one machine's, what they have in common: they share its
+            network interface, and what goes between them occupies none.
     """
 
     name: Name
@@ -101,6 +103,7 @@ class ClusterDevice:
     times: Times | None = None
     overheads: Overheads | None = None
     compute: Annotated[Name, Rare()] = PROCESSOR
+    machine: Annotated[Name, Rare()] = ""
 
 
 @dataclass(frozen=True, slots=True)

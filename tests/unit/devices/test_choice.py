@@ -12,7 +12,7 @@ from p2ptrain.devices.check import CheckReport
 from p2ptrain.devices.interface import ComputeDevice, DeviceMemory
 from p2ptrain.devices.probes import Accelerator, FamilyProbe, probe_cuda, probe_mps, probe_xpu
 from p2ptrain.devices.processor import HOST, Processor
-from p2ptrain.devices.request import DeviceRequest, read_request
+from p2ptrain.devices.request import DeviceRequest, read_request, read_requests
 from p2ptrain.devices.selection import ChosenDevice, DeviceChooser
 from p2ptrain.errors import AcceleratorFailed, DeviceUnusable, OptionError
 
@@ -34,6 +34,18 @@ NONE = FamilyProbe(absent="this torch is built without it: pip install another")
 def test_a_device_is_read_and_written_alike(text: str, family: str, index: int | None) -> None:
     assert read_request(text) == DeviceRequest(family, index)
     assert str(read_request(text)) == text
+
+
+def test_several_are_read() -> None:
+    assert [*map(str, read_requests("cuda:0, cuda:1,cpu"))] == ["cuda:0", "cuda:1", "cpu"]
+    for text, words in (
+        ("cuda:0,cuda:0", "twice"),
+        ("auto,cpu", "name each"),
+        ("cuda,cuda:1", "need their numbers"),
+        ("cuda:0,", "is no device"),
+    ):
+        with pytest.raises(OptionError, match=words):
+            read_requests(text)
 
 
 @pytest.mark.parametrize(

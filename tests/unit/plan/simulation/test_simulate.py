@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import accumulate, pairwise
 from random import Random
 
@@ -95,6 +96,28 @@ def test_outputs_and_gradients_take_turns_where_they_share_an_interface() -> Non
     # F1@a 1-2, output 5-9, F1@b 9-10, output 10-14, c 14-16, gradient 16-20, B1@b 20-21, 21-25.
     assert spans(simulation, "send gradient", 0) == [(17.0, 21.0), (21.0, 25.0)]
     assert simulation.round_seconds == 26.0
+
+
+def test_devices_of_one_machine_share_its_interface() -> None:
+    """And what goes between them waits for no other transfer, nor others for it."""
+    split, shares = BatchSplit(4, 2), (DeviceShare("b", 1), DeviceShare("c", 1))
+    stages = (
+        PlannedStage((0, 1), (DeviceShare("a", 2),), 2),
+        PlannedStage((1, 2), shares, 1),
+    )
+    plan = Plan("test", split, stages, Predicted(0.0, 0.0, {}), ())
+    profile = planning_examples.profile([(1.0, 1.0)] * 2, output_bytes=10)
+    alone = planning_examples.cluster("a", "b", "c", link=ClusterLink(1.0, 0.0))
+
+    def seconds(*machines: str) -> float:
+        pairs = zip(alone.devices, machines, strict=True)
+        devices = tuple(replace(device, machine=machine) for device, machine in pairs)
+        return simulate(plan, profile, replace(alone, devices=devices)).round_seconds
+
+    # outputs leave a one after the other in any case; gradients come to it one after the other too
+    assert seconds("", "m", "m") == seconds("", "", "")
+    assert seconds("m", "m", "") < seconds("", "", "")
+    assert seconds("m", "m", "m") == seconds("", "", "")
 
 
 def test_of_waiting_transfers_the_oldest_with_free_ends_starts() -> None:
