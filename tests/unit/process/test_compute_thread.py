@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 
+from p2ptrain.errors import AcceleratorFailed
 from p2ptrain.process import compute_thread
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.process.host_process import SWITCH_SECONDS
+from p2ptrain.process.memory_budget import is_out_of_memory
+from tests.support.twin_device import TwinDevice
 
 
 @pytest.fixture
@@ -116,6 +119,25 @@ async def test_an_error_is_its_callers(compute: ComputeThread) -> None:
     with pytest.raises(MemoryError, match="mine"):
         await compute.run((0,), fail)
     await compute.flush()
+
+
+async def test_memory_that_a_card_lacks_is_no_failed_card() -> None:
+    """Pinned memory neither, of which the driver speaks as of a failure."""
+    twin = TwinDevice()
+    thread = ComputeThread(device=twin)
+
+    def fail(message: str) -> None:
+        raise torch.AcceleratorError(message)
+
+    with pytest.raises(torch.AcceleratorError) as lacking:
+        await thread.run((0,), lambda: fail("CUDA error: out of memory"))
+    assert is_out_of_memory(lacking.value)
+    assert thread.device is twin
+    with pytest.raises(AcceleratorFailed):
+        await thread.run((0,), lambda: fail("CUDA error: unspecified launch failure"))
+    await thread.run((0,), lambda: None)
+    assert thread.device is not twin
+    await thread.close()
 
 
 async def test_the_time_in_a_queue_is_not_a_tasks_own(

@@ -24,6 +24,7 @@ EVENTS: list[dict[str, Any]] = [
         "lr": 0.1,
         "lrs": [0.1],
         "grad_norm": None,
+        "scale": None,
     },
     {"event": "eval", "step": 1, "metrics": {"accuracy": 0.5}},
     {"event": "eval", "step": 132, "metrics": {"accuracy": 0.97812}},
