@@ -14,7 +14,7 @@ from typing import Any
 from p2ptrain.cli import pairing_code
 from p2ptrain.cli.pairing_code import PROMPT
 from p2ptrain.control.lease import NodeOptions
-from p2ptrain.devices.request import AUTO, CHOICES, read_requests
+from p2ptrain.devices.request import AUTO, CHOICES, read_request, read_requests
 from p2ptrain.errors import OptionError
 from p2ptrain.job.train_options import MAX_THREADS
 from p2ptrain.manners.settings import Manners, QuietHours
@@ -73,6 +73,14 @@ def threads(text: str) -> int:
     if _WHOLE.fullmatch(text) is None or not 1 <= int(text) <= MAX_THREADS:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 to {MAX_THREADS}")
     return int(text)
+
+
+def one_device(text: str) -> str:
+    """What to compute on, alone."""
+    try:
+        return str(read_request(text))
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def devices(text: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,9 +14,11 @@ from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.devices.request import CHOICES, HOST_NAME, read_request
 from p2ptrain.job.planning_files import write_whole
 
 if TYPE_CHECKING:
+    from p2ptrain.devices.interface import ComputeDevice
     from p2ptrain.holder.start.prepared_job import PreparedJob
     from p2ptrain.job.job import Job
     from p2ptrain.plan.types.profile import Profile
@@ -58,6 +61,13 @@ def add_parser(commands: Any) -> None:
         type=arguments.threads,
         help="CPU threads to compute with (default: as many as torch chooses)",
     )
+    parser.add_argument(
+        "--device",
+        metavar=CHOICES,
+        type=arguments.one_device,
+        default=HOST_NAME,
+        help="what to measure on (default: cpu)",
+    )
     arguments.add_common(parser)
     parser.set_defaults(run=run)
 
@@ -69,7 +79,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
         raise UsageError(f"the folder of {out} does not exist")
     place = out.absolute()  # the script may change the folder it runs in
     job = load_job(args.script, args.job_options)
-    profile = measured_profile(job, args.batch_sizes, args.threads)
+    device = _device(args, output)
+    profile = measured_profile(job, args.batch_sizes, args.threads, device)
     left_out = sorted(set(args.batch_sizes) - set(profile.times.sizes))
     if left_out:
         sizes = ", ".join(map(str, left_out))
@@ -85,29 +96,58 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return DONE
 
 
-def measured_profile(job: Job, batch_sizes: Sequence[int], threads: int | None) -> Profile:
-    """The profile of `job`'s model on this device. Raises what capturing the model raises."""
+def _device(args: argparse.Namespace, output: Output) -> ComputeDevice | None:
+    """What is measured on; None: the processor. Raises DeviceUnusable."""
+    if args.device == HOST_NAME:
+        return None
+    from p2ptrain.api.choosing import CHECKS, choose_device
+
+    folder = arguments.state_dir_of(args) / CHECKS
+    choosing = choose_device(read_request(args.device), folder, output.show, threads=args.threads)
+    found = asyncio.run(choosing).device
+    return None if found.is_host else found
+
+
+def measured_profile(
+    job: Job,
+    batch_sizes: Sequence[int],
+    threads: int | None,
+    device: ComputeDevice | None = None,
+) -> Profile:
+    """The profile of `job`'s model on this device. Raises what capturing the model raises.
+
+    Args:
+        device: an accelerator of it; None: its processor.
+    """
     import torch
 
+    from p2ptrain.devices.processor import HOST
     from p2ptrain.holder.start.prepare import prepare
     from p2ptrain.job.train_options import TrainOptions
     from p2ptrain.plan.types.profile import Profile
     from p2ptrain.process.host_process import keep_freed_memory
     from p2ptrain.process.memory_budget import usable_memory_bytes
     from p2ptrain.profiling.measure_units import measure_units
+    from p2ptrain.worker.job_memory import ACCELERATOR_SHARE
 
     keep_freed_memory()
     if threads is not None:
         torch.set_num_threads(threads)
     prepared = prepare(job, TrainOptions(local=True))
+    memory_bytes = usable_memory_bytes()
     torch.set_flush_denormal(True)  # as in the thread that computes
     try:
+        if device is not None:
+            device.prepare_thread()
+            free_bytes = device.memory().free_bytes
+            memory_bytes = min(memory_bytes, int(ACCELERATOR_SHARE * free_bytes))
         measured = measure_units(
             prepared.captured.description,
             batch_sizes=batch_sizes,
             budget_seconds=BUDGET_SECONDS,
             every_size=True,
-            memory_bytes=usable_memory_bytes(),
+            memory_bytes=memory_bytes,
+            device=device or HOST,
         )
     finally:
         torch.set_flush_denormal(False)

@@ -9,11 +9,14 @@ from typing import Any
 import pytest
 import torch
 
+from p2ptrain.api import choosing
 from p2ptrain.cli import main
+from p2ptrain.devices.selection import ChosenDevice
 from p2ptrain.job.planning_files import write_whole
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.profiling import measure_units as measure
 from p2ptrain.profiling.measure_units import UnitMeasurements, measure_units
+from tests.support.twin_device import TwinDevice
 
 
 def test_a_model_is_measured_into_a_profile_file(
@@ -27,6 +30,23 @@ def test_a_model_is_measured_into_a_profile_file(
     assert profile.input_bytes == 6 * 4
     assert sum(unit.parameter_bytes for unit in profile.units) == (6 * 2 + 2) * 4
     assert json.loads(capfd.readouterr().out)["units"] == len(profile.units)
+
+
+def test_an_accelerator_is_measured_where_it_is_asked_for(
+    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin, asked = TwinDevice(), []
+
+    async def chosen(request: object, *_: object, **__: object) -> ChosenDevice:
+        asked.append(str(request))
+        return ChosenDevice(twin)
+
+    monkeypatch.setattr(choosing, "choose_device", chosen)
+    argv = ["profile", script, "--out", str(tmp_path / "p.json"), "--batch-sizes", "2"]
+    assert main.main([*argv, "--device", "cuda:1"]) == 0
+    assert asked == ["cuda:1"]
+    assert "aten.addmm.default" in twin.call_names
+    assert Profile.from_json(json.loads((tmp_path / "p.json").read_text())).times.sizes == (2,)
 
 
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot flush")
