@@ -18,8 +18,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from playwright.async_api import Browser, async_playwright, expect
 
@@ -35,9 +35,26 @@ MEMBERS = ("kitchen-laptop", "attic-pc", "old-notebook")
 
 DIES, DIES_AFTER, LOOK_AFTER = "old-notebook", 40, 120
 
-LOOKS: dict[str, dict[str, Any]] = {
-    "page": {"viewport": {"width": 1180, "height": 774}},
-    "page_phone": {"viewport": {"width": 390, "height": 844}, "has_touch": True},
+
+@dataclass(frozen=True)
+class Look:
+    """A picture of the page.
+
+    Attributes:
+        at: what stands on top in it.
+        opens: what is clicked before.
+    """
+
+    width: int
+    height: int
+    at: str = ".hero"  # past the pairing code
+    opens: str = ""
+
+
+LOOKS = {
+    "page": Look(1180, 774),
+    "page_phone": Look(390, 844),
+    "page_rounds": Look(1180, 774, at="#rounds", opens="#rounds summary"),
 }
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -72,14 +89,18 @@ async def _look(folder: Path, out: Path) -> None:
         await browser.close()
 
 
-async def _shoot(browser: Browser, url: str, look: dict[str, Any], file: Path) -> None:
-    context = await browser.new_context(reduced_motion="reduce", **look)
+async def _shoot(browser: Browser, url: str, look: Look, file: Path) -> None:
+    context = await browser.new_context(
+        reduced_motion="reduce", viewport={"width": look.width, "height": look.height}
+    )
     page = await context.new_page()
     await page.goto(url)
     await expect(page.locator("#live-text")).to_have_text("Live", timeout=20_000)
     await expect(page.locator("#headline")).to_contain_text("Training", timeout=20_000)
+    if look.opens:
+        await page.locator(look.opens).click()
     await page.wait_for_timeout(3_000)  # some more looks at the household, for its rates
-    await page.locator(".hero").evaluate("hero => hero.scrollIntoView()")  # past the pairing code
+    await page.locator(look.at).evaluate("top => top.scrollIntoView()")
     await page.screenshot(path=file, animations="disabled")
     await context.close()
 

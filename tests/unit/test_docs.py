@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 
 from p2ptrain import events
 from p2ptrain.cli.main import build_parser
+from p2ptrain.cli.usage import Parser
 from p2ptrain.events import Event
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +66,11 @@ def test_every_event_stands_in_its_page_with_its_keys(kind: type[Event]) -> None
     assert keys == [events.name(field) for field in dataclasses.fields(kind)]
 
 
+@functools.cache
+def parser() -> Parser:
+    return build_parser()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_ones_that_exist(page: Path) -> None:
     """Each line `p2ptrain ...` of a code block, without what stands for something else."""
@@ -71,4 +78,4 @@ def test_commands_are_ones_that_exist(page: Path) -> None:
     lines = [line.split("#")[0].split() for block in blocks for line in block.splitlines()]
     for words in lines:
         if words[:1] == ["p2ptrain"]:
-            build_parser().parse_args(words[1:])
+            parser().parse_args(words[1:])
