@@ -23,7 +23,7 @@ from p2ptrain.errors import TrainingError
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, Value
-from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, first_line
+from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, of_samples
 from p2ptrain.plan.types.timeline import EntryKind
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.cpu_share import CpuSpan
@@ -392,11 +392,12 @@ class StageExecutor(ABC):
 def refused(error: Exception, unit: str, shape: Round, number: int) -> str:
     """The message about an operator that failed with micro-batch `number`, from 0, of a round."""
     where = "the evaluation" if shape.mode is RoundMode.EVAL else f"step {shape.step + 1}"
-    why = first_line(error).rstrip(".")
-    return (
-        f"layer {unit} failed with micro-batch {number} of {where}: {why}. Look at "
-        "its samples: labels or indices out of range, or values that the model does not take"
+    advice = (
+        "Look at its samples: labels or indices out of range, or values that the model does not "
+        "take"
     )
+    why = of_samples(error, advice)
+    return f"layer {unit} failed with micro-batch {number} of {where}: {why}"
 
 
 async def _number(outputs: HostCopies) -> float:

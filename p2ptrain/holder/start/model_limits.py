@@ -35,7 +35,7 @@ from p2ptrain.model.sample_independence.division_probe import (
     first_mixing_unit,
     with_own_buffers,
 )
-from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, first_line
+from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, of_samples
 from p2ptrain.model.stage.mutated_state import written_names
 from p2ptrain.model.stage.program import Program
 from p2ptrain.model.stage.running_statistics import shareable
@@ -249,11 +249,11 @@ def _first_mixing(
         if _computes(description, state, inputs, targets):
             # not with the samples of others: the last unit stands for what cannot be tried apart
             return Mixing(len(description.units) - 1)
-        why = first_line(error).rstrip(".")
-        raise ScriptError(
-            f"layer {unit} failed with samples of the data: {why}. Look for types "
-            "other than the model's, and for labels or indices out of range"
-        ) from error
+        why = of_samples(
+            error,
+            "Look for types other than the model's, and for labels or indices out of range",
+        )
+        raise ScriptError(f"layer {unit} failed with samples of the data: {why}") from error
 
 
 def _computes(

@@ -197,7 +197,7 @@ def _prepared(
         steps=steps,
         only_rounds=only_rounds,
         maps=maps,
-        changes=(*([changed] if changed else []), *_unchecked(captured)),
+        changes=(changed,) if changed else (),
         across=across,
         over_all=over_all,
         count=found.count,
@@ -207,18 +207,6 @@ def _prepared(
         compare=partial(compared, job.model, captured, plain),
     )
     return prepared if options.resume is None else resumed(prepared, options)
-
-
-_NAMED = 3
-"""Lines that one sentence names."""
-
-
-def _unchecked(captured: Captured) -> list[str]:
-    lines = captured.unchecked
-    if not lines:
-        return []
-    more = f" and {len(lines) - _NAMED} more" if len(lines) > _NAMED else ""
-    return [f"values are checked for the first batches alone: {', '.join(lines[:_NAMED])}{more}"]
 
 
 def _weights_files(job: Job, options: TrainOptions) -> list[Path]:

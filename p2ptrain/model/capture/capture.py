@@ -111,7 +111,6 @@ def _capture(scored: ScoredModule, taken: Example, *, evaluation: bool) -> Captu
     return Captured(
         *(description, taken, targets, exported.output, table, trains, evaluates),
         unscored=unscored,
-        unchecked=tuple(sorted(scored.passed_checks)),
         autocast=scored.autocast,
     )
 

@@ -165,7 +165,6 @@ class Captured:
         trains, evaluates: how few samples it does both with.
         unscored: why evaluation gives no loss (a zero in its place), where the loss does not take
             what the model returns in evaluation mode; "" where it does.
-        unchecked: lines that only check values, which the captured model leaves out.
         autocast: the type under which `torch.autocast` called both; None: neither was.
     """
 
@@ -179,14 +178,12 @@ class Captured:
         trains: SampleLimits,
         evaluates: SampleLimits,
         unscored: str,
-        unchecked: tuple[str, ...] = (),
         autocast: torch.dtype | None = None,
     ) -> None:
         self.description = description
         self.autocast = autocast
         self.trains, self.evaluates = trains, evaluates
         self.unscored = unscored
-        self.unchecked = unchecked
         self._input, self._target = example.input, example.target
         self._targets = targets
         self._output = output

@@ -8,7 +8,7 @@ They have weights of their own: others may read the user's meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from p2ptrain.model.capture.plain_run import (
     nudge,
     seeded_with,
 )
+from p2ptrain.model.graph.checked_operators import EXPECT, UNLIKE
 from p2ptrain.model.graph.description import TensorKind
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, first_line
 from p2ptrain.model.stage.mutated_state import written_names
@@ -37,6 +38,8 @@ from p2ptrain.process.memory_budget import is_out_of_memory
 _SMALL = 1e-4
 """A gradient below this share of the largest one is measured against that share: it may be zero but
 for rounding, as that of a bias in front of a normalisation."""
+
+_PIECES = 8
 
 _IN_FORWARD = (
     "Something changes from call to call, or with the weights, that a trace does not see: an "
@@ -91,6 +94,8 @@ def compare(module: nn.Module, captured: Captured, run: PlainRun) -> Comparison:
         if not found.is_rounding:
             raise _refused(module, run, batch, found)
         inexact = inexact or found.text
+    if run.steps and any(node.operator == EXPECT for node in captured.description.train.nodes):
+        replay.pieces(run.steps[0].batch)
     if run.failure is None or run.failed is None:
         return Comparison(len(run.steps), inexact)
     if replay.takes(run.failed, len(run.steps)) and not is_out_of_memory(run.failure):
@@ -169,6 +174,21 @@ class _CapturedRun:
                 theirs = KeptValues.of(self._state[name])
                 yield from _found(f"the buffer {name!r} after {batch}", own, theirs)
 
+    def pieces(self, batch: Batch) -> None:
+        """Compute few samples at a time, of which a model that decides on values may do other.
+
+        Raises:
+            CaptureError: it does.
+        """
+        entering = self._captured.entering(batch[0], "train")
+        targets = self._captured.targets(batch)
+        few = self._captured.trains.least
+        for first in range(0, min(entering[0].shape[0] + 1 - few, _PIECES * few), few):
+            part = slice(first, first + few)
+            self._run(0, [x[part].clone() for x in entering], [x[part].clone() for x in targets])
+        for parameter in self.trained.values():
+            parameter.grad = None
+
     def takes(self, batch: Batch, number: int) -> bool:
         """Whether a batch does not fail here."""
         try:
@@ -206,7 +226,9 @@ class _CapturedRun:
 
     def _computed(self, batch: Batch, number: int) -> Tensor:
         entering = self._captured.entering(copied(batch[0]), "train")
-        targets = self._captured.targets(copied(batch))
+        return self._run(number, entering, self._captured.targets(copied(batch)))
+
+    def _run(self, number: int, entering: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         try:
             with seeded_with(number):
                 (loss,) = self._stage.forward(number, entering, targets, seed=None)
@@ -214,9 +236,14 @@ class _CapturedRun:
         except OPERATORS_RAISE as error:
             if is_out_of_memory(error):
                 raise
+            why = first_line(error)
+            if why.startswith(UNLIKE):
+                raise CaptureError(
+                    f"the model decides on the values of its samples, which differ: {why}"
+                ) from error
             raise CaptureError(
                 "the captured model fails where the module itself does not in plain torch: "
-                f"{first_line(error)}. {_IN_FORWARD}"
+                f"{why}. {_IN_FORWARD}"
             ) from error
         return loss
 

@@ -12,12 +12,18 @@ import contextlib
 import gc
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.capture.export_errors import LossRefuses, explain, next_min_batch
+from p2ptrain.model.capture.export_errors import (
+    LossRefuses,
+    explain,
+    is_of_values,
+    next_min_batch,
+)
 from p2ptrain.model.capture.scored_module import Example, ScoredModule
 from p2ptrain.model.capture.structure import Structure
 from p2ptrain.model.capture.trial_runs import TrialRuns, resized, silence_torch_logs
@@ -37,6 +43,10 @@ _MAX_GUESSES = 8
 
 _MAX_BOUNDS = 4
 """Lower bounds of the batch size that are tried before the last."""
+
+
+_RANDOM_RUNS = 5
+"""With other random numbers each, to see whether the model's decisions follow from them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +79,7 @@ def export(scored: ScoredModule, example: Example, training: bool) -> Exported:
         with _put_back(scored):
             scored.masks.learn(scored.module, lambda: scored.run(example.input_leaves))
         try:
-            program = _export_large_enough(scored, example, trials)
+            program = _export_deciding(scored, example, trials)
         except CaptureError:
             raise
         except Exception as error:  # everything the user's code may raise, and torch.export's own
@@ -85,6 +95,40 @@ def _trials(scored: ScoredModule, example: Example) -> TrialRuns:
             scored(inputs, targets)
 
     return TrialRuns(run, example.input_leaves, example.target_leaves)
+
+
+def _export_deciding(
+    scored: ScoredModule, example: Example, trials: TrialRuns
+) -> torch.export.ExportedProgram:
+    """Export, going the way of the first samples where the model decides on their values."""
+    try:
+        return _export_large_enough(scored, example, trials)
+    except Exception as error:
+        if not is_of_values(error) or not _learn_decisions(scored, example):
+            raise
+        return _export_large_enough(scored, example, trials)
+
+
+def _learn_decisions(scored: ScoredModule, example: Example) -> bool:
+    """Whether all samples, and each half of them, go the same way with any random numbers."""
+    leaves = [example.input_leaves, example.target_leaves]
+    half = example.input_leaves[0].shape[0] // 2
+
+    def run(part: slice, seed: int) -> None:
+        inputs, targets = ([leaf[part].clone() for leaf in some] for some in leaves)
+        with _put_back(scored), torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # a trace may not reseed torch
+            scored(inputs, targets)
+
+    state = [(t, t.clone()) for t in scored.module.buffers()]
+    try:
+        parts = [slice(half), slice(half, None), *[slice(None)] * _RANDOM_RUNS]
+        return scored.decisions.learn([partial(run, p, seed) for seed, p in enumerate(parts)])
+    except Exception:  # the trace fails in the same place, and is explained
+        return False
+    finally:
+        for tensor, before in state:
+            tensor.copy_(before)
 
 
 def _export_large_enough(

@@ -26,7 +26,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.trial_runs import BatchSizeRead, TrialRuns
 from p2ptrain.model.tracing.function_modes import BatchLength
-from p2ptrain.model.tracing.value_checks import only_checks
+from p2ptrain.model.tracing.value_decisions import only_checks
 
 _TORCH = str(Path(torch.__file__).parent)
 
@@ -201,7 +201,7 @@ def _cause(error: BaseException) -> str:
         text = str(link)
         if isinstance(link, BatchLength):
             return _BATCH_LENGTH
-        if isinstance(link, GuardOnDataDependentSymNode) or "data-dependent" in text:
+        if _is_of_values(link):
             return _of_torch_layer(link) or _of_values(
                 error, is_number="Size-like symbols: u" in text
             )
@@ -212,6 +212,15 @@ def _cause(error: BaseException) -> str:
         if "is invalid for input of size" in text:
             return _FIXED_BATCH
     return _NOT_TRACEABLE
+
+
+def is_of_values(error: BaseException) -> bool:
+    """Whether the model decides on values of tensors, which a trace has not."""
+    return any(map(_is_of_values, _chain(error)))
+
+
+def _is_of_values(link: BaseException) -> bool:
+    return isinstance(link, GuardOnDataDependentSymNode) or "data-dependent" in str(link)
 
 
 def _of_values(error: BaseException, *, is_number: bool) -> str:

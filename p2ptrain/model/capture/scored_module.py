@@ -20,6 +20,7 @@ from p2ptrain.model.tracing.derivatives import derivatives_as_traced
 from p2ptrain.model.tracing.function_modes import calls_as_traced
 from p2ptrain.model.tracing.python_state import PythonState
 from p2ptrain.model.tracing.untraced_changes import HeldTensors, ReassignedBuffers
+from p2ptrain.model.tracing.value_decisions import ValueDecisions
 from p2ptrain.model.tracing.vmap_autocast import reported_as_eager
 
 Loss = Callable[[Any, Any], Tensor]
@@ -81,7 +82,6 @@ class ScoredModule(nn.Module):
         undefined: outputs of functions with their own backward for which no gradient arrives.
         copied: paths of buffers that the model computes with a copy of: it replaces them, and its
             backward needs what was there before.
-        passed_checks: lines that check values, which the trace has passed unchecked.
         is_scored: whether the loss is computed in evaluation mode too; a zero stands for it if not.
         autocast: the type under which both are called, as `torch.autocast` has it; None: neither.
     """
@@ -102,8 +102,8 @@ class ScoredModule(nn.Module):
         self.undefined = frozenset[Place]()
         self.copied = frozenset[str]()
         self.is_scored = True
-        self.passed_checks = set[str]()
         self.masks = CausalMasks()
+        self.decisions = ValueDecisions()
         self._roots = {"": module, "loss": loss}
         self.kept_tensors = HeldTensors(self, self.held())
         self.example = example
@@ -112,9 +112,10 @@ class ScoredModule(nn.Module):
     def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
         """The loss, and in evaluation mode the tensors of the model's output."""
         self.masks.begin()
+        self.decisions.begin()
         buffers = ReassignedBuffers(self.held(), self.copied)
         with (
-            calls_as_traced(self.passed_checks),
+            calls_as_traced(self.decisions),
             reported_as_eager() if self.as_eager else contextlib.nullcontext(),
             derivatives_as_traced(expected=self.differentiates),
             own_backwards_as_traced(self.undefined, training=self.module.training) as calls,

@@ -22,6 +22,7 @@ from p2ptrain.model.capture.export_errors import control_flow_hint, is_own
 from p2ptrain.model.capture.scored_module import Example, VaryingSize
 from p2ptrain.model.capture.translated import BatchSymbol, Traced, Translated
 from p2ptrain.model.graph import operators
+from p2ptrain.model.graph.checked_operators import EXPECT, UNLIKE
 from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
 from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references
 from p2ptrain.model.graph.nodes import (
@@ -212,7 +213,7 @@ class _Walk:
         if target is autograd_functions.JOINED:
             return self._own_backward(node, args)
         name = aten_name(operators.name_of(target))
-        if name is not None and _CHECKS.match(name):
+        if name is not None and _CHECKS.match(name) and not _is_expected(args):
             return None
         if name == "operator.getitem" and isinstance(args[0], tuple | list):
             return args[0][args[1]]
@@ -293,6 +294,11 @@ class _Walk:
         return NodeRef(len(self.nodes) - 1)
 
 
+def _is_expected(args: Sequence[Any]) -> bool:
+    """Of a check: whether it is one of `ValueDecisions`, and not torch's own of a trace."""
+    return len(args) == len(("condition", "text")) and str(args[1]).startswith(UNLIKE)
+
+
 def _called(target: Any) -> str:
     """A name, for messages, of a function that is no operator."""
     if str(getattr(target, "__module__", "")).startswith("torch._functorch"):
@@ -361,7 +367,9 @@ def _used(graph: Translated, moved: Collection[int]) -> list[int]:
     needed = {output.index for output in graph.outputs if isinstance(output, NodeRef)}
     for index in range(len(graph.nodes) - 1, -1, -1):
         node = graph.nodes[index]
-        acts = index not in moved and (mutated_references(node) or draws_random_numbers(node))
+        acts = index not in moved and (
+            mutated_references(node) or draws_random_numbers(node) or node.operator == EXPECT
+        )
         if index in needed or acts:
             if node.operator == ARRIVING:
                 raise CaptureError(

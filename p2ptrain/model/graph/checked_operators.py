@@ -15,6 +15,11 @@ from torch._ops import OpOverload
 
 from p2ptrain.model.graph.packed_sequences import are_made_up, checked_recurrent
 
+EXPECT = "aten._assert_async.msg"
+
+UNLIKE = "unlike the first samples: "
+"""How a text of `EXPECT` begins."""
+
 MAX_BINS = 1 << 16
 """Classes that are counted without a number of them."""
 
@@ -395,7 +400,18 @@ _SCALED = (
     *("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa"),
 )
 
+
+def expect(condition: Tensor, text: str) -> None:
+    """Raise `text`, as a `RuntimeError`, unless `condition` (one element) is true.
+
+    ATen's own ends the process on an accelerator. Made-up values say nothing.
+    """
+    if not condition.is_meta and not are_made_up() and not bool(condition):
+        raise RuntimeError(text)
+
+
 CHECKED: Mapping[str, Callable[..., Any]] = {
+    EXPECT: expect,
     **{
         f"aten.{name}.{kind}": checked_recurrent(name, gates, states, kind == "data")
         for name, gates, states in (

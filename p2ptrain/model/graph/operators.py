@@ -137,15 +137,15 @@ _ATEN_FAMILIES = {
     "indexing": """
         argsort argwhere fill fill_diagonal gather index index_add index_copy index_fill index_put
         index_reduce index_select isin masked_fill masked_scatter masked_select msort nonzero
-        nonzero_static put scatter scatter_add scatter_reduce select_scatter slice_scatter
-        diagonal_scatter as_strided_scatter sort take take_along_dim topk unique_consecutive
-        unique_dim zero _unique2 """,
+        nonzero_numpy nonzero_static put scatter scatter_add scatter_reduce select_scatter
+        slice_scatter diagonal_scatter as_strided_scatter sort take take_along_dim topk
+        unique_consecutive unique_dim zero _unique2 """,
     "types_and_creation": """
         arange bartlett_window blackman_window empty empty_like empty_permuted eye full full_like
         hamming_window hann_window kaiser_window linspace logspace new_empty new_full new_ones
         new_zeros ones ones_like scalar_tensor to tril_indices triu_indices type_as zeros
         zeros_like _to_copy item _local_scalar_dense sym_size sym_numel sym_stride
-        sym_storage_offset is_nonzero""",
+        sym_storage_offset is_nonzero _assert_async""",
     "random": """
         alpha_dropout bernoulli cauchy dropout exponential feature_alpha_dropout feature_dropout
         geometric log_normal multinomial native_dropout normal poisson rand rand_like

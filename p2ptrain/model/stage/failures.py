@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
+from p2ptrain.model.graph.checked_operators import UNLIKE
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.values import ValueDescription
 from p2ptrain.model.stage.program import Program, Seed
@@ -83,6 +84,12 @@ def any_broken(tensors: Iterable[Tensor]) -> bool:
 
 
 OPERATORS_RAISE = (IndexError, RuntimeError, ValueError)
+
+
+def of_samples(error: Exception, advice: str) -> str:
+    """Why samples cannot be computed; `advice` where the error gives none."""
+    why = first_line(error).rstrip(".")
+    return why if why.startswith(UNLIKE) else f"{why}. {advice}"
 
 
 def failing_unit(error: BaseException) -> str | None:

@@ -17,24 +17,19 @@ from p2ptrain.model.tracing.attention_masks import positions_as_counted
 from p2ptrain.model.tracing.opaque_operators import StandIns
 from p2ptrain.model.tracing.trace_patches import NoTensorHooks
 from p2ptrain.model.tracing.untraced_changes import DataAsDetached
-from p2ptrain.model.tracing.value_checks import ValueChecks
+from p2ptrain.model.tracing.value_decisions import ValueDecisions
 from p2ptrain.model.tracing.vmap_autocast import mapped_and_cast_as_traced
 
 
 @contextlib.contextmanager
-def calls_as_traced(passed: set[str]) -> Iterator[None]:
-    """All that stands between the model and torch, except for `reported_as_eager`.
-
-    Args:
-        passed: gets the lines that check values, which a trace does not do.
-    """
+def calls_as_traced(decisions: ValueDecisions) -> Iterator[None]:
+    """All that stands between the model and torch, except for `reported_as_eager`."""
     modes = (
         NoTensorHooks(),
         _OutArguments(),
         _BatchLengths(),
         StandIns(),
         DataAsDetached(),
-        ValueChecks(passed),
     )
     with contextlib.ExitStack() as stack:
         others = (
@@ -42,6 +37,7 @@ def calls_as_traced(passed: set[str]) -> Iterator[None]:
             mapped_and_cast_as_traced(),
             positions_as_counted(),
             _lengths_as_sizes(),
+            decisions.answered(),
         )
         for mode in (*modes, *others):
             stack.enter_context(mode)

@@ -61,13 +61,6 @@ def _loops_over_samples(x: Tensor) -> Tensor:
     return torch.stack([row + 1 for row in x])
 
 
-def _raises_or_computes(x: Tensor) -> Tensor:
-    if x.isnan().any():
-        raise ValueError("not a number")
-    else:  # noqa: RET506
-        return x + 1
-
-
 def _branches(x: Tensor) -> Tensor:
     out: Tensor = torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x * 3, (x,))  # type: ignore[no-untyped-call]
     return out
@@ -81,13 +74,6 @@ def _loops_until(x: Tensor) -> Tensor:
 def _scans(x: Tensor) -> Tensor:
     out: Tensor = associative_scan(lambda a, b: a * b, x, 1, combine_mode="generic")
     return out
-
-
-def _skips_experts(x: Tensor) -> Tensor:
-    chosen = (x[:, 0] > 0).nonzero()[:, 0]
-    if chosen.numel() == 0:
-        return x
-    return x.index_add(0, chosen, x[chosen])
 
 
 def _lists_a_number_for_each(x: Tensor) -> Tensor:
@@ -132,13 +118,10 @@ def _refusal(f: Callable[[Tensor], Tensor]) -> str:
         (_loops_over_samples, "for row in x"),
         (_leaves_torch, "return torch.from_numpy(x.detach().numpy()) + x"),
         (_other_operator, "aten.resize.default"),
-        (_raises_or_computes, "torch.where"),
         (_branches, "torch.where(condition, one, other)"),
         (_loops_until, "a Python loop with as many steps as may be needed"),
         (_scans, "combine_mode="),
         (_scans, "not carry associative_scan to other devices. Use torch.cumsum"),
-        (_skips_experts, "if chosen.numel() == 0:"),
-        (_skips_experts, "can be left out: operations on no elements do nothing"),
         (_lists_a_number_for_each, "return x * torch.tensor([2.0] * x.shape[0])[:, None]"),
         (_lists_a_number_for_each, "torch.full((n,), value)"),
         (_counts_samples, "Python itself takes it as a plain number"),

@@ -581,3 +581,21 @@ def test_a_large_tensor_is_compared_by_its_rows() -> None:
     batches = [(torch.tensor([[k, 2], [1, k]]), torch.tensor([0, 2])) for k in range(3)]
     with pytest.raises(CaptureError, match=r"gradient of '0\.weight' .*norm of its row 778"):
         compared(nn.Sequential(Last(3000, 7)), cross_entropy, batches)
+
+
+class Skips(Scaled):
+    """A part computes only the samples that are for it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.first(x)
+        rows = (x[:, 0] > 0).nonzero()[:, 0]
+        if len(rows):
+            hidden = hidden.index_add(0, rows, hidden[rows])
+        out: Tensor = self.last(hidden)
+        return out
+
+
+def test_a_model_that_decides_otherwise_on_few_samples_is_refused() -> None:
+    text = r"decides on .* differ: .* nothing is selected at .*\(`if len\(rows\):`\)"
+    with pytest.raises(CaptureError, match=text):
+        compared(Skips(lambda _: 1.0), cross_entropy, _batches())
