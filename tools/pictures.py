@@ -1,4 +1,4 @@
-"""The documentation's pictures, of real runs: the page of a household, and a plan's chart.
+"""The documentation's pictures, of real runs: a household on the page and a terminal, a plan.
 
     python -m tools.pictures [--out docs/pictures]
 
@@ -13,7 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import io
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -22,10 +24,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from playwright.async_api import Browser, async_playwright, expect
+from rich._export_format import CONSOLE_SVG_FORMAT
+from rich.console import Console
 
+from p2ptrain.cli.ask_member import state_of
+from p2ptrain.cli.screen import Space, whole
 from p2ptrain.control.client import ControlClient
 from p2ptrain.demo.household import HouseholdPlan, train_together
 from p2ptrain.mesh.trust.pairing_window import new_code
+from p2ptrain.page.state import PageState
 
 ROOT = Path(__file__).parents[1]
 
@@ -83,10 +90,20 @@ async def _look(folder: Path, out: Path) -> None:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=CHROMIUM, args=options)
         async with ControlClient(folder) as member:
+            draw_terminal(await state_of(member), out)
             for name, look in LOOKS.items():
                 address = await member.open_page(lan=False)
                 await _shoot(browser, address.url, look, out / f"{name}.png")
         await browser.close()
+
+
+def draw_terminal(state: PageState, out: Path) -> None:
+    """What `p2ptrain top` shows, in letters of the reader's own."""
+    console = Console(record=True, file=io.StringIO(), width=100, highlight=False, markup=False)
+    console.print(whole(state, Space(100, 40)))
+    fonts_of_others = re.compile(r"@font-face \{\{.*?\}\}\n", re.DOTALL)
+    form = fonts_of_others.sub("", CONSOLE_SVG_FORMAT)
+    console.save_svg(str(out / "terminal.svg"), title="p2ptrain top", code_format=form)
 
 
 async def _shoot(browser: Browser, url: str, look: Look, file: Path) -> None:

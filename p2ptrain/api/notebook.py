@@ -73,7 +73,7 @@ def _numbers(course: JobCourse) -> list[str]:
         found.append(f"{speed:,.1f} samples/s")
     if course.evals:
         last = course.evals[-1]
-        found.append(f"{metrics_text(Eval(last.step, last.metrics))} after step {last.step:,}")
+        found.append(f"at step {last.step:,}: {metrics_text(Eval(last.step, last.metrics))}")
     return found
 
 

@@ -6,12 +6,15 @@ never stops training. The cursor stays visible, so a process that is killed leav
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections import deque
 from dataclasses import replace
 from time import monotonic, time
 
 from rich.console import Console
+from rich.file_proxy import FileProxy
 from rich.live import Live
 from rich.text import Text
 
@@ -134,6 +137,19 @@ class LiveRenderer:
         self._lines.extendleft(reversed(self._kept))
         self._kept.clear()
         self._live = Live(console=self._console, auto_refresh=False)
+
+
+def _print_past_the_view() -> None:
+    """In a forked child, such as a DataLoader's worker: the view's lock may be held there for good,
+    by a thread that the child does not have."""
+    if isinstance(sys.stdout, FileProxy):
+        sys.stdout = sys.__stdout__
+    if isinstance(sys.stderr, FileProxy):
+        sys.stderr = sys.__stderr__
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_print_past_the_view)
 
 
 class SeenByEvents:

@@ -117,7 +117,7 @@ def _numbers(state: PageState, job: JobView) -> Iterator[str]:
     evals = () if state.curve is None else state.curve.evals
     if evals:
         last = evals[-1]
-        yield f"{metrics_text(Eval(last.step, last.metrics))} after step {last.step:,}"
+        yield f"at step {last.step:,}: {metrics_text(Eval(last.step, last.metrics))}"
 
 
 def _devices(devices: tuple[DeviceView, ...], space: Space) -> RenderableType:

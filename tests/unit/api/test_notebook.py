@@ -37,7 +37,7 @@ def test_a_run_shows_its_devices_its_curve_and_how_to_stop_it() -> None:
     html = course_html(replace(running, limit="pi limits"), "To stop it: run.stop()")
     texts = _texts(html)
     for words in (
-        *("Training Net: step 40 of 100", "loss 0.0250   100.0 samples/s   f1 0.5 after step 40"),
+        *("Training Net: step 40 of 100", "loss 0.0250   100.0 samples/s   at step 40: f1 0.5"),
         *("Now: pi limits", "To stop it: run.stop()", ODD, f"not used: {ODD}"),
         "loss by step: 1 at 1, 0.025 at 40; from 0.025 to 1",
     ):

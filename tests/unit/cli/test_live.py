@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from rich.file_proxy import FileProxy
+from rich.live import Live
 
 from p2ptrain import events
 from p2ptrain.cli.live import LiveRenderer, SeenByEvents
@@ -57,6 +65,55 @@ def test_a_run_shows_its_parts_and_stays_on_the_screen() -> None:
     assert "\x1b[?25l" not in text.partition("\x1b[?25h")[2]  # the cursor is there all the time
 
 
+class _Stuck(io.StringIO):
+    """A terminal that stands still."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began, self.goes_on = threading.Event(), threading.Event()
+
+    def write(self, text: str) -> int:
+        self.began.set()
+        self.goes_on.wait()
+        return super().write(text)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on Windows")
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")
+def test_what_a_forked_child_prints_waits_for_nobody(capfd: pytest.CaptureFixture[str]) -> None:
+    stuck = _Stuck()
+    console = Console(file=stuck, force_terminal=True)
+    live = Live(console=console, auto_refresh=False)
+    drawing = threading.Thread(target=live.start)
+    drawing.start()
+    stuck.began.wait()
+    with contextlib.ExitStack() as stack:
+        stack.callback(drawing.join)
+        stack.callback(stuck.goes_on.set)
+        stack.enter_context(_redirected(console))
+        child = os.fork()
+        if child == 0:
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(5)
+            print("worker")  # noqa: T201
+            sys.stdout.flush()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+    live.stop()
+    assert "worker" in capfd.readouterr().out
+
+
+@contextlib.contextmanager
+def _redirected(console: Console) -> Iterator[None]:
+    """As `Live` redirects what a process prints."""
+    before = sys.stdout
+    sys.stdout = FileProxy(console, before)
+    try:
+        yield
+    finally:
+        sys.stdout = before
+
+
 def test_an_election_is_no_line() -> None:
     assert _shown(events.Coordinator(name="pi", term=3)) == []
 
@@ -83,7 +140,7 @@ def test_without_a_terminal_a_line_is_a_line() -> None:
     assert "\x1b" not in "".join(lines)
     assert "Training Net: step 40 of 100" in lines
     assert any(line.startswith("loss 0.5000   100.0 samples/s (plan: 120)") for line in lines)
-    assert any(line.endswith("accuracy 0.978 after step 40   1 min left") for line in lines)
+    assert any(line.endswith("at step 40: accuracy 0.978   1 min left") for line in lines)
     assert f"Now: {LIMIT}" in lines
     (pi,) = (line for line in lines if line.startswith("pi "))
     assert pi.endswith("2 kB of 8 GB  Computes layers b to c, 5 of 8 samples.")
