@@ -16,6 +16,8 @@ HOLDER = "study-desktop"
 
 MEMBERS = ("kitchen-laptop", "old-notebook")
 
+OWN = ("--interface", "127.0.0.1", "--threads", "1", "--device", "cpu")
+
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -63,6 +65,11 @@ class TrainingHousehold:
         self.devices[name] = TrainingDevice(process)
         asyncio.create_task(self.devices[name].read(), name=f"read {name}")  # noqa: RUF006
 
+    async def train(self, script: Sequence[str], *more: str) -> None:
+        """Start `p2ptrain train SCRIPT` on the device with the data."""
+        wait = ("--wait-for", str(1 + len(MEMBERS)))
+        await self.start(HOLDER, "train", *script, "--name", HOLDER, *OWN, *wait, *more)
+
     async def page(self, name: str) -> str:
         """The address of its page."""
         command = ["page", "--no-browser", "--state-dir", str(self.folder / name)]
@@ -82,13 +89,11 @@ class TrainingHousehold:
 async def training(folder: Path, script: Sequence[str]) -> AsyncIterator[TrainingHousehold]:
     """The three train `script` (with its options) on loopback, until the context ends."""
     household = TrainingHousehold(folder)
-    code = new_code()
-    own = ("--code", code, "--interface", "127.0.0.1", "--threads", "1", "--device", "cpu")
+    code = ("--code", new_code())
     try:
         for name in MEMBERS:
-            await household.start(name, "join", "--name", name, *own)
-        wait = ("--wait-for", str(1 + len(MEMBERS)))
-        await household.start(HOLDER, "train", *script, "--name", HOLDER, *own, *wait)
+            await household.start(name, "join", "--name", name, *OWN, *code)
+        await household.train(script, *code)
         yield household
     finally:
         await asyncio.gather(*(device.process.stop() for device in household.devices.values()))
