@@ -5,8 +5,9 @@ device with the data, which does most for them, and read all that it sends. Stre
 and without alternate, so that what else the machine does falls on both. With `--rounds` each page
 also asks for the last rounds every 3 s, as one whose timeline is open does.
 
-Printed are, for both, the least and the median seconds of a step, and their ratios; and what the
-device's process takes of a processor.
+Printed are, without pages and with them, the least and the median seconds of a step, their ratios
+(the median one is that of the pairs of stretches), the processor seconds a second that the device's
+process takes, and how many more with pages, which hangs least on what else the machine does.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import json
 import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 import aiohttp
 import psutil
@@ -92,22 +93,25 @@ async def _stretch(household: TrainingHousehold, steps: int) -> tuple[list[float
 
 async def _measure(args: argparse.Namespace) -> None:
     found: dict[bool, list[float]] = {True: [], False: []}
-    ratios, cpu = [], {True: [0.0], False: [0.0]}
+    cpu: dict[bool, list[float]] = {True: [], False: []}
+    ratios, more = [], []
     with tempfile.TemporaryDirectory() as folder:
         async with training(Path(folder), SCRIPT) as household:
             await household.holder.until(WARM_UP_STEPS)
             session, origin = await _let_in(household)
             async with session:
                 for number in range(args.pairs):
-                    medians = {}
+                    medians, means = {}, {}
                     for looks in (number % 2 == 0, number % 2 == 1):  # neither is always first
                         count = args.pages if looks else 0
                         async with _pages(session, origin, count, rounds=args.rounds):
                             seconds, used = await _stretch(household, args.steps)
                         found[looks] += seconds
-                        medians[looks] = median(seconds)
+                        medians[looks], means[looks] = median(seconds), fmean(seconds)
                         cpu[looks].append(used)
                     ratios.append(medians[True] / medians[False])
+                    per_step = [cpu[x][-1] * means[x] for x in (False, True)]
+                    more.append((per_step[1] - per_step[0]) / means[True])
     with_pages, without = found[True], found[False]
     print(
         json.dumps(
@@ -118,7 +122,8 @@ async def _measure(args: argparse.Namespace) -> None:
                 "median_ms": [round(1000 * median(x), 2) for x in (without, with_pages)],
                 "least_ratio": round(min(with_pages) / min(without), 4),
                 "median_ratio": round(median(ratios), 4),
-                "holder_cpu": [round(median(cpu[x][1:]), 4) for x in (False, True)],
+                "holder_cpu": [round(median(cpu[x]), 4) for x in (False, True)],
+                "more_cpu": round(median(more), 4),
             }
         )
     )

@@ -94,6 +94,8 @@ async def _look(folder: Path, out: Path) -> None:
             for name, look in LOOKS.items():
                 address = await member.open_page(lan=False)
                 await _shoot(browser, address.url, look, out / f"{name}.png")
+            address = await member.open_page(lan=False)
+            await _shoot_rounds(browser, address.url, out / "page_rounds.png")
         await browser.close()
 
 
@@ -120,6 +122,15 @@ async def _shoot(browser: Browser, url: str, look: Look, file: Path) -> None:
     await page.locator(look.at).evaluate("top => top.scrollIntoView()")
     await page.screenshot(path=file, animations="disabled")
     await context.close()
+
+
+async def _shoot_rounds(browser: Browser, url: str, file: Path) -> None:
+    """What each device did, before the predicted round, which is simulated first."""
+    page = await browser.new_page(viewport={"width": 900, "height": 900}, reduced_motion="reduce")
+    await page.goto(url)
+    await page.locator("#rounds summary").click()
+    await expect(page.locator("#rounds-picture .ghost").first).to_be_visible(timeout=60_000)
+    await page.locator("#rounds").screenshot(path=file, animations="disabled")
 
 
 def draw_plan(out: Path) -> None:

@@ -83,7 +83,7 @@ class CourseRecorder:
         self._ended_at = monotonic()
         if self._folder is not None:
             try:
-                course = replace(self.whole(), earlier=())
+                course = self.whole()
                 self._folder.write_json(COURSE_FILE, write_form(course))
                 runs = _earlier(self._folder).with_run(self._same, course, round(time()))
                 self._folder.write_json(EARLIER_FILE, write_form(runs))

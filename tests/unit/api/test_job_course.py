@@ -133,6 +133,11 @@ async def test_a_member_asks_the_holder_and_remembers_its_end(tmp_path: Path) ->
         assert (earlier.run, earlier.state) == (course.run, "stopped")
         assert [point.step for point in earlier.points] == [1, 2]
         assert later.begin("Other", 10).whole().earlier == ()
+        again = later.begin("Net", 10)
+        again.end()
+        after = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
+        assert (await after.read()) == again.whole()
+        assert again.whole().earlier == (earlier,)
 
 
 def test_only_the_newest_runs_are_kept_and_a_few_of_their_points() -> None:
