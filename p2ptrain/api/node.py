@@ -51,7 +51,7 @@ from p2ptrain.job.last_job import JOB_FOLDER, last_facts
 from p2ptrain.job.train_options import MAX_THREADS, whole
 from p2ptrain.logs import get_logger
 from p2ptrain.manners.person import idle_seconds_reader
-from p2ptrain.manners.readings import DeviceReader, ReadDevice, idle_unknown
+from p2ptrain.manners.readings import DeviceReader, ReadDevice
 from p2ptrain.manners.settings import Manners
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.identity.state_folder import StateFolder, default_state_dir
@@ -183,7 +183,7 @@ class Node:
         self._mesh = NetworkMesh(self._config, self._notify)
         self._has_place = has_place
         self._manners = manners or Manners()
-        self._read_device = read_device or DeviceReader(_person(self._manners))
+        self._read_device = read_device or _sensors(self._manners)
         self._keeper_settings = keeper_settings
         self._tasks = TaskOwner(_on_failed)
         self._place = contextlib.AsyncExitStack()
@@ -549,9 +549,12 @@ class Node:
         return member
 
 
-def _person(manners: Manners) -> Callable[[], float | None]:
-    """What tells when this device's person has used it last, where that counts."""
-    return idle_seconds_reader() if manners.when_idle else idle_unknown
+def _sensors(manners: Manners) -> DeviceReader:
+    """With what tells when this device's person has used it last, where that counts.
+
+    Perhaps that can only be seen by the load of other programs: then it must be exact.
+    """
+    return DeviceReader(idle_seconds_reader(), 0.0) if manners.when_idle else DeviceReader()
 
 
 def _on_failed(work: str, error: BaseException) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from time import monotonic
 from typing import TypeAlias
 
 import psutil
@@ -51,10 +52,19 @@ class DeviceReader:
 
     Args:
         idle_seconds: since the person used it last (`person.py`).
+        children_seconds: which processes this one has started is looked up again after so long: it
+            takes a look at every process of the machine.
     """
 
-    def __init__(self, idle_seconds: Callable[[], float | None] = idle_unknown) -> None:
+    def __init__(
+        self,
+        idle_seconds: Callable[[], float | None] = idle_unknown,
+        children_seconds: float = 30.0,
+    ) -> None:
         self._idle_seconds = idle_seconds
+        self._children_seconds = children_seconds
+        self._children: list[psutil.Process] = []
+        self._children_at = float("-inf")
         self._process = psutil.Process()
         self._cpu: tuple[float, float, float] | None = None  # all, idle, ours: seconds
 
@@ -84,8 +94,10 @@ class DeviceReader:
 
     def _own_seconds(self) -> float:
         """Of this process and those that it has started."""
-        found = 0.0
-        for process in (self._process, *_children(self._process)):
+        found, now = 0.0, monotonic()
+        if now - self._children_at >= self._children_seconds:
+            self._children, self._children_at = _children(self._process), now
+        for process in (self._process, *self._children):
             try:
                 times = process.cpu_times()
             except psutil.Error:  # it has ended

@@ -23,7 +23,7 @@ def turn(file: Path, **sensors: object) -> None:
 def main() -> int:
     file = Path(sys.argv.pop(1))
 
-    def reader(_idle_seconds: object) -> ReadDevice:
+    def reader(*_settings: object) -> ReadDevice:
         return lambda: DeviceReading(**json.loads(file.read_text()))
 
     node.DeviceReader = reader  # type: ignore[assignment, misc]

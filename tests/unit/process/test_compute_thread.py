@@ -140,6 +140,33 @@ async def test_memory_that_a_card_lacks_is_no_failed_card() -> None:
     await thread.close()
 
 
+async def test_a_slow_device_rests_after_each_task_and_the_rest_is_part_of_its_time(
+    compute: ComputeThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a slower one. The rest ends where there is no more need for it."""
+    clock = [0.0]
+
+    def work(seconds: float) -> None:
+        clock[0] += seconds
+
+    def rest(seconds: float) -> None:
+        clock[0] += seconds
+        if clock[0] > 100:
+            compute.share = 1.0
+
+    monkeypatch.setattr(compute_thread, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(compute_thread, "sleep", rest)
+    compute.share = 0.25
+    _, span, _ = await compute.run_timed((0,), lambda: work(1.0))
+    assert span.wall == pytest.approx(4.0)
+    await compute.run((0,), lambda: work(0.5))
+    assert clock[0] == pytest.approx(6.0)
+    await compute.run((0,), lambda: work(94.0))
+    assert clock[0] == pytest.approx(100.0, abs=0.1)
+    await compute.run((0,), lambda: work(10.0))
+    assert clock[0] == pytest.approx(110.0, abs=0.1)
+
+
 async def test_the_time_in_a_queue_is_not_a_tasks_own(
     compute: ComputeThread, monkeypatch: pytest.MonkeyPatch
 ) -> None:
