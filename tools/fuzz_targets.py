@@ -21,8 +21,9 @@ import torch
 from zeroconf import DNSIncoming
 
 from p2ptrain import events
-from p2ptrain.api.job_course import CourseAsked, CourseKeeper, JobCourse
+from p2ptrain.api.job_course import CourseAsked, CourseKeeper, EarlierRuns, JobCourse
 from p2ptrain.api.progress import JobLine
+from p2ptrain.api.steering import SteerRequest
 from p2ptrain.control.lease import LeasedIdentity, place_fields, read_place
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
 from p2ptrain.coordinator.plan_question import Near, PlanQuestion, ReplanReply, ReplanRequest
@@ -85,6 +86,7 @@ from p2ptrain.net.frame import (
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.replan.replica_holders import Replicas
+from p2ptrain.plan.round_picture import Bar, PredictedRound, RoundPicture
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Unit
@@ -373,7 +375,13 @@ def _course() -> JobCourse:
     stage = events.PlanStage((0, 4), (events.PlanDevice("pi", 1),), ("a.weight",))
     left_out = (events.LeftOut("phone", "it is slow"),)
     keeper.note(events.Plan(1, "start", (stage,), 8, 4, 9.0, left_out), 3.0)
-    return keeper.since(CourseAsked(), 4.0)
+    course = keeper.since(CourseAsked(), 4.0)
+    return replace(course, earlier=EarlierRuns().with_run("Net", course, 1).of("Net"))
+
+
+def _picture() -> RoundPicture:
+    bars = Bar(0, 0, 0.0, 0.5), Bar(1, 6, 0.5, 2.0)
+    return RoundPicture(("pi", "desk"), 2.0, (7, 8), (0.0, 1.0), bars, PredictedRound(1.0, bars))
 
 
 def _training() -> list[Target]:
@@ -396,6 +404,7 @@ def _training() -> list[Target]:
             ResendSamples(line, shape),
             JobLine("m", 3, 4, 0.5, 9.0, ("pi",)),
             CourseAsked("r", 2, 40),
+            SteerRequest("r", "pause"),
             ProgressCounters(3, 1 << 40, 2.5),
             LinksAsked((ME,), again=True),
         ),
@@ -405,6 +414,7 @@ def _training() -> list[Target]:
         *(_of_frame(order) for order in orders),
         Target("assignment", Assignment.from_bytes, [assignment().to_bytes()]),
         Target("job_course", JobCourse.from_bytes, [_course().to_bytes()]),
+        Target("round_picture", RoundPicture.from_bytes, [_picture().to_bytes()]),
         Target("inventory", StateReport.from_bytes, [inventory().to_bytes()]),
         Target(
             "fetches",

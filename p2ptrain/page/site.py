@@ -197,7 +197,11 @@ class PageSite:
         return web.json_response(write_form(picture or RoundPicture()), dumps=as_json)
 
     async def _advice(self, request: web.Request) -> web.Response:
-        """What limits the job, and what one more or one fewer device would change."""
+        """What limits the job, and what one more or one fewer device would change.
+
+        Not for browsers that only look: the planner searches for some seconds.
+        """
+        self._check_may_change()
         found = await self._source.advice.get()
         return web.json_response({"points": found["points"]}, dumps=as_json)
 

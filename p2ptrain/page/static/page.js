@@ -85,7 +85,7 @@ const show = {
     const plan = state.plan ?? null;
     $("model").hidden = plan === null;
     $("rounds").hidden = plan === null || !["training", "paused", "waiting"].includes(state.job?.state);
-    $("ask-advice").parentElement.hidden = state.job?.state !== "training";
+    $("ask-advice").parentElement.hidden = state.job?.state !== "training" || !state.household.may_change;
     if (plan === null) return;
     $("plan-sentence").textContent = plan.sentence;
     const colors = new Map(state.devices.map((d) => [d.name, d.color]));

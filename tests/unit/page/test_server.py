@@ -287,7 +287,17 @@ async def test_the_network_looks_and_changes_nothing(
     state = await _json(browser, f"{origin}/state")
     assert not state["household"]["may_change"]
     assert "pairing" not in state
-    for path in ("/api/invite", "/api/remove", "/api/pause", "/api/resume", "/api/stop"):
+    async with browser.get(f"{origin}/advice") as answer:
+        assert answer.status == 403
+    assert (await _json(browser, f"{origin}/rounds"))["rounds"] == []
+    for path in (
+        "/api/invite",
+        "/api/start",
+        "/api/remove",
+        "/api/pause",
+        "/api/resume",
+        "/api/stop",
+    ):
         headers = {"Origin": origin}
         async with browser.post(origin + path, json={}, headers=headers) as answer:
             assert answer.status == 403
