@@ -28,6 +28,8 @@ from p2ptrain.page.state import DeviceView, JobView, PageState
 WIDE_COLUMNS = 100
 """From here on there is room for numbers of each device."""
 
+WIDEST_COLUMNS = 120
+
 _STYLES = {"busy": "green", "ready": "cyan", "idle": "yellow", "trouble": "bold red", "gone": "dim"}
 
 _ENDLESS_COLUMNS = 10_000
@@ -128,6 +130,10 @@ def _devices(devices: tuple[DeviceView, ...], space: Space) -> RenderableType:
     if is_wide:
         table.add_column("alone", justify="right", no_wrap=True)
         table.add_column("memory", justify="right", no_wrap=True)
+    has_room = space.columns is None or space.columns >= WIDEST_COLUMNS
+    says = has_room and any(map(_condition, devices))
+    if says:
+        table.add_column("machine", no_wrap=True)
     table.add_column("", overflow="fold")
     most = len(devices) if space.lines is None else max(3, space.lines - _OTHER_LINES)
     shown = devices[:most]
@@ -136,6 +142,8 @@ def _devices(devices: tuple[DeviceView, ...], space: Space) -> RenderableType:
         cells = [_text(f"{device.name}{here}"), _text(device.tone, _STYLES.get(device.tone, ""))]
         if is_wide:
             cells += [_text(_alone(device)), _text(_memory(device))]
+        if says:
+            cells.append(_text(_condition(device)))
         table.add_row(*cells, _text(device.sentence))
     if len(shown) == len(devices):
         return table
@@ -154,6 +162,17 @@ def _memory(device: DeviceView) -> str:
     return (
         of_all if device.needed_bytes is None else f"{size_text(device.needed_bytes)} of {of_all}"
     )
+
+
+def _condition(device: DeviceView) -> str:
+    """What it says of itself: its processor in use by others, its battery, its warmth."""
+    battery, warmth = device.battery_percent, device.temperature_c
+    said = [
+        "" if device.others_cpu_percent is None else f"{device.others_cpu_percent}% used",
+        "" if battery is None else f"{battery}%{' on mains' if device.power == 'mains' else ''}",
+        "" if warmth is None else f"{warmth} C",
+    ]
+    return ", ".join(filter(None, said))
 
 
 def _text(text: str, style: str = "") -> Text:

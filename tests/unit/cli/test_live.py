@@ -135,6 +135,16 @@ def test_no_line_is_longer_than_the_terminal_is_wide(columns: int) -> None:
     assert _shown(events.Warning("a " * 99), PLAN, step(1), columns=columns)
 
 
+def test_what_devices_say_of_themselves_is_shown_where_there_is_room() -> None:
+    said = replace(STATE.devices[0], others_cpu_percent=35, battery_percent=80, temperature_c=61)
+    state = replace(STATE, devices=(said, *STATE.devices[1:]))
+    for columns, is_shown in ((80, False), (140, True)):
+        console = Console(file=io.StringIO(), width=columns)
+        with console.capture() as capture:
+            console.print(whole(state, Space(columns)))
+        assert ("35% used, 80%, 61 C" in capture.get()) is is_shown
+
+
 def test_without_a_terminal_a_line_is_a_line() -> None:
     lines = as_text(STATE, io.StringIO(), is_terminal=False).splitlines()
     assert "\x1b" not in "".join(lines)
