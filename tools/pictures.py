@@ -49,19 +49,17 @@ class Look:
 
     Attributes:
         at: what stands on top in it.
-        opens: what is clicked before.
     """
 
     width: int
     height: int
     at: str = ".hero"  # past the pairing code
-    opens: str = ""
 
 
 LOOKS = {
     "page": Look(1180, 774),
     "page_phone": Look(390, 844),
-    "page_rounds": Look(1180, 774, at="#rounds", opens="#rounds summary"),
+    "page_devices": Look(1180, 636, at="section[aria-labelledby=devices-title]"),
 }
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -116,8 +114,6 @@ async def _shoot(browser: Browser, url: str, look: Look, file: Path) -> None:
     await page.goto(url)
     await expect(page.locator("#live-text")).to_have_text("Live", timeout=20_000)
     await expect(page.locator("#headline")).to_contain_text("Training", timeout=20_000)
-    if look.opens:
-        await page.locator(look.opens).click()
     await page.wait_for_timeout(3_000)  # some more looks at the household, for its rates
     await page.locator(look.at).evaluate("top => top.scrollIntoView()")
     await page.screenshot(path=file, animations="disabled")
