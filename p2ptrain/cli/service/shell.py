@@ -105,7 +105,8 @@ class ServiceShell:
             others = [*manager.file.parent.glob(f"p2ptrain*{manager.file.suffix}")]
             self._do([] if others else [boot.off])
         with contextlib.suppress(OSError):  # others' files are in there
-            manager.file.parent.rmdir()
+            for folder in (*manager.file.parents,)[:2]:
+                folder.rmdir()
         return Report(ServiceView(State.MISSING), "", changed=there)
 
     def _turn_on(self, boot: AtBoot | None, old: bytes | None) -> tuple[bool, str, tuple[str, ...]]:
