@@ -119,12 +119,19 @@ class MlflowSink:
             self._status = "FAILED"
         found = scalars_of(event)
         if found is not None and self._library is not None:
-            self._library.log_metrics(dict(found.values), step=found.step)
+            values = {_as_file(name): value for name, value in found.values.items()}
+            self._library.log_metrics(values, step=found.step)
 
     def end(self) -> None:
         """End the run."""
         if self._library is not None:
             self._library.end_run(self._status)
+
+
+def _as_file(name: str) -> str:
+    """In MLflow's files a metric is a file: `train/lr` cannot be a folder for `train/lr/0` too."""
+    kind, slash, rest = name.partition("/")
+    return f"{kind}{slash}{rest.replace('/', '.')}"
 
 
 TRACKERS: Mapping[str, Callable[[Mapping[str, Any]], Sink]] = {

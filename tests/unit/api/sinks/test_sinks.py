@@ -108,6 +108,9 @@ async def test_trackers_get_the_same_numbers(monkeypatch: pytest.MonkeyPatch, na
     assert calls[-1][0] in ("finish", "end_run")
     if name == "mlflow":
         assert calls[-1] == ("end_run", ("FAILED",))
+        files = {key for one in logged for key in one}  # as which MLflow keeps them
+        assert "train/lr.1" in files
+        assert not any(one.startswith(f"{other}/") for one in files for other in files)
 
 
 class Broken:
