@@ -32,10 +32,6 @@ EVENTS: list[dict[str, Any]] = [
         "samples_per_s": 900.0,
         "out": None,
         "updates_left_out": 0,
-        "energy_joules": None,
-        "joules_per_sample": None,
-        "energy_of": {},
-        "energy_missing": {},
     },
 ]
 
