@@ -110,7 +110,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     chosen = train_options(args)
     asked_sinks(job, chosen)  # one that is not installed is refused before anybody is asked to help
     steps = job.total_steps(args.steps)
-    live = output.show_live(type(job.model).__name__, steps)
+    live = None if chosen.dry_run else output.show_live(type(job.model).__name__, steps)
     shown = _Shown(output)
     with sigterm_interrupts() as interrupt:
         output.writer.on_closed = interrupt
