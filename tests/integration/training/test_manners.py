@@ -11,7 +11,9 @@ import pytest
 
 from p2ptrain import events
 from p2ptrain.api.manners_keeper import KeeperSettings, MannersKeeper
+from p2ptrain.errors import UserError
 from p2ptrain.events import Condition, Event
+from p2ptrain.holder.start.job_start import wait_for_members
 from p2ptrain.manners.readings import DeviceReading
 from p2ptrain.manners.rules import USUAL_LIMITS, LatchTimes
 from p2ptrain.manners.settings import Manners
@@ -121,6 +123,9 @@ async def test_a_device_that_rests_is_left_out_of_plans_with_its_sentence(
         await laptop.unplug()
         async with laptop.mannerly(Manners(on_battery="pause")):
             await laptop.says("paused: on battery")
+            await wait_for_members(household.mesh["a"], 2, 0.0)
+            with pytest.raises(UserError, match="only 2 are here"):
+                await wait_for_members(household.mesh["a"], 3, 0.0)
             await Course(household, {}).train(job, one_stage_each(2))
         assert_planned(household, job, wanted, ["start"])
         left_out = [(out.name, out.reason) for out in household.plan.left_out]
