@@ -1,7 +1,7 @@
 """The accelerator that these tests run on, or loud words that there is none.
 
-P2PTRAIN_TEST_DEVICE=cuda:1 chooses one; with `cpu` the tests run on the processor, which shows that
-they are right and nothing of an accelerator.
+P2PTRAIN_TEST_DEVICE=cuda:1 chooses one. With `cpu` the tests run on the processor, with `twin` on
+the twin of an accelerator as far as they can; that shows that they are right, not what a card does.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.probes import PROBES, make_accelerator
 from p2ptrain.devices.processor import HOST
 from tests.integration.training.conftest import forced_plans_are_known
+from tests.support.twin_device import TwinDevice
 
 __all__ = ["forced_plans_are_known"]
 
@@ -26,6 +27,8 @@ def card() -> ComputeDevice:
     name = os.environ.get(CHOSEN, "")
     if name == HOST.name:
         return HOST
+    if name == "twin":
+        return TwinDevice()
     if not name:
         probes = [probe() for probe in PROBES.values()]
         usable = [one.name for probe in probes for one in probe.found if not one.unusable]

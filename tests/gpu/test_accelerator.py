@@ -7,8 +7,11 @@ show what a real one computes, and when.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -26,6 +29,7 @@ from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.profile_cache import ProfileCache, measure
+from tests.integration.training import test_float16 as float16
 from tests.integration.training.household import OFTEN_COPIED, Devices, devices
 from tests.integration.training.jobs import (
     STEPS,
@@ -35,9 +39,12 @@ from tests.integration.training.jobs import (
     one_stage_each,
     undisturbed,
 )
-from tests.support import reference
+from tests.integration.training.test_lora import adapted
+from tests.support import reference, zoo
+from tests.support.curves import Case, job_of, plain_torch
 from tests.support.reference import Outcome
-from tools.gpu_bench import copies
+from tests.support.twin_device import TwinDevice
+from tools.gpu_bench import copies, in_household
 from tools.gpu_models import workloads
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -140,6 +147,59 @@ async def test_a_member_dies(card: ComputeDevice, dies: str) -> None:
     assert any(isinstance(event, Recovered) for event in household.events)
     left = {device.name for stage in household.plan.stages for device in stage.devices}
     assert dies not in left
+
+
+async def test_float16_scales_its_loss(card: ComputeDevice) -> None:
+    """As on a processor, but for sums in another order, which may decide one skip more or less."""
+    job, wanted = float16.job(), float16.plain()
+    household = await trained(job, one_stage_each(2, float16.STEPS), {"b": card})
+    found = [scale or 0.0 for scale in float16.scales_of(household)]
+    assert found[:2] == wanted.scales[:2], "the first updates are skipped"
+    assert found[-1] in (wanted.scales[-1] / 2, wanted.scales[-1], 2 * wanted.scales[-1])
+    assert household.losses == pytest.approx(wanted.losses, rel=0.1)
+
+
+async def test_fast_math_is_said_and_near(card: ComputeDevice) -> None:
+    job, wanted = replace(momentum_job(), fast_math=True), undisturbed(momentum_job())
+    household = await trained(job, one_stage_each(2), {"b": card})
+    assert household.losses == pytest.approx(wanted.losses, rel=2e-2)
+    said = any("fast_math" in change for change in household.plan.changes_results)
+    assert said == (card is not HOST)
+    exact = await trained(momentum_job(), one_stage_each(2), {"b": card})
+    assert exact.losses == pytest.approx(wanted.losses, rel=TOLERANCE)
+
+
+async def test_masks_are_the_same_wherever_the_card_is(card: ComputeDevice) -> None:
+    case, curves = Case("dropout", devices=2, steps=6), []
+    for name in ("a", "b", ""):
+        made, chosen = zoo.make(case.model), one_stage_each(2, case.steps)
+        household = await trained(job_of(case, made), chosen, {name: card} if name else {})
+        curves.append(household.losses)
+    assert curves[0] == pytest.approx(curves[1], rel=TOLERANCE)
+    if card is not HOST:
+        assert curves[2] != pytest.approx(curves[0], rel=TOLERANCE), "processors alone draw others"
+
+
+async def test_adapters_are_trained(card: ComputeDevice) -> None:
+    case = Case("gpt2", devices=2, micro_batch=8, steps=4, optimizer=AdamW(lr=0.01))
+    wanted = plain_torch(case, adapted(case.model))
+    job = job_of(case, adapted(case.model))
+    household = await trained(job, one_stage_each(2, case.steps), {"b": card})
+    assert household.losses == pytest.approx(wanted.losses, rel=TOLERANCE)
+
+
+async def test_a_processor_beside_the_card_in_the_benchmark(
+    card: ComputeDevice, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its table's last column: who has a part, and what a step takes."""
+    if isinstance(card, TwinDevice):
+        pytest.skip("processes of their own have no twin")
+    chosen = workloads(small=card is HOST)[:1]
+    found = await in_household(chosen, card.name, 12, tmp_path, float("inf"))
+    seconds, used = found["perceptron"]
+    assert 0 < seconds < 60
+    with capsys.disabled():
+        sys.stdout.write(f"\nbeside a processor: {1e3 * seconds:.2f} ms a step, {used}\n")
 
 
 async def test_a_model_of_the_benchmark_is_measured_and_trained(card: ComputeDevice) -> None:
