@@ -246,6 +246,10 @@ def check_options(args: argparse.Namespace) -> None:
         raise UsageError("--local trains on this device alone: leave out --wait-for")
     if args.local and args.whole_copies is not None:
         raise UsageError("--local trains on this device alone: leave out --whole-copies")
+    if len(args.device) > 1 and (args.local or args.engine == "torch"):
+        raise UsageError(
+            "--local, and each rank of --engine torch, computes on one device: name one"
+        )
     if args.local and args.private:
         raise UsageError("--local sends nothing anywhere: leave out --private")
     check_tiling(args)

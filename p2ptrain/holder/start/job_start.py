@@ -117,6 +117,8 @@ class JobStart:
         first = prepared.first_step
         reported = ReportedProgress(first, prepared.evaluated)
         entry = JournalEntry(job_id(mark, secrets.token_hex(8)), mark, weights, first, reported)
+        if prepared.loss_scale is not None:
+            entry = replace(entry, scales=prepared.loss_scale.rows)
         return StartedJob(prepared, entry, has_first_weights=True)
 
     def _warn(self, message: str) -> None:

@@ -183,6 +183,21 @@ async def test_a_checkpoint_has_the_scale(tmp_path: Path, step: int) -> None:
     assert_plain(household, made)
 
 
+async def test_a_resumed_job_that_is_killed_knows_it_too(tmp_path: Path) -> None:
+    """Before the scale has changed again."""
+    first = TrainOptions(wait_for=2, planner="pp", steps=8, checkpoint=tmp_path / "kept")
+    async with devices(2) as household:
+        await household.holder_run(job(), first).run()
+    before, made = household.events, job()
+    resuming = replace(first, steps=None, checkpoint=None, resume=tmp_path / "kept")
+    async with devices(2) as household:
+        process = await killed(household, tmp_path, 10, job(), resuming)
+        await household.until_waiting("b")
+        await again(household, process, made, resuming)
+    household.events[:0] = before
+    assert_plain(household, made)
+
+
 async def test_what_is_infinite_at_any_scale_ends_the_job() -> None:
     """With the layer's name, and one warning on the way."""
 

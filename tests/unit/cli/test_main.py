@@ -63,6 +63,8 @@ def test_help_explains_with_an_example(command: str, capsys: pytest.CaptureFixtu
         ["train", "x.py", "--out", "weights.bin"],
         ["join", "--threads", "0"],
         ["train", "x.py", "--device", "tpu"],
+        ["join", "--device", "cuda:0,cuda:0"],
+        ["profile", "x.py", "--out", "p.json", "--device", "cuda:0,cuda:1"],
         ["profile", "x.py", "--out", "p.json", "--threads", "3000000000"],
         ["train", "x.py", "--checkpoint", "~no-such-user/folder"],
         ["status", "--state-dir", "~no-such-user/folder"],

@@ -140,6 +140,7 @@ def test_local_needs_no_node(
         (["--mode", "async", "--versions", "2", "--aggregate", "1"], "leave out one"),
         (["--mode", "auto", "--no-stashing"], "needs --mode async"),
         (["--local", "--whole-copies", "9"], "leave out --whole-copies"),
+        (["--local", "--device", "cuda:0,cuda:1"], "one device: name one"),
         (
             ["--mode", "async", "--planner", "ftpipehd", "--whole-copies", "9"],
             "use --replicate CHAIN,WHOLE",
