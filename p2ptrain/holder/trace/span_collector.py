@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -209,6 +209,8 @@ class SpanCollector:
     ) -> Iterator[TimelineEntry]:
         aligned = float if device == self._mesh.self_id else traced.clock.aligned
         blocks = list(traced.spans)
+        if rounds is not None:
+            blocks = _newest(blocks, rounds)
         if not blocks:
             return
         starts = np.concatenate([block.time_rows()[:, 0] for block in blocks])
@@ -235,6 +237,19 @@ class SpanCollector:
                 sender=peer if kind.startswith("receive") else None,
                 round=None if index < 0 else index,
             )
+
+
+def _newest(blocks: Sequence[SpanColumns], rounds: int) -> list[SpanColumns]:
+    """Those that have spans of the newest rounds: of a long trace the last few."""
+    found: list[SpanColumns] = []
+    newest = -1
+    for block in reversed(blocks):
+        last = int(block.place_rows()[:, 1].max())
+        newest = max(newest, last)
+        if last <= newest - rounds:
+            break
+        found.append(block)
+    return found[::-1]
 
 
 _REPLY_PARTS = limited(SpanColumns.LIMIT.most_bytes)
