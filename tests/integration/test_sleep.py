@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.manners.sleep import SleepWatch
+from p2ptrain.manners.sleep import Logind, SleepWatch
 
 dbus_fast = pytest.importorskip("dbus_fast", reason="NOT TESTED: dbus-fast is not installed")
 
@@ -53,12 +53,14 @@ async def test_logind_waits_until_the_member_has_left(bus: str) -> None:
             super().__init__("org.freedesktop.login1.Manager")
             self.asked: list[tuple[str, ...]] = []
             self.locks: list[int] = []
+            self.is_asked = asyncio.Event()
 
         @dbus_method()
         def Inhibit(self, what: "s", who: "s", why: "s", mode: "s") -> "h":  # type: ignore[name-defined]  # noqa: F821, UP037
             self.asked.append((what, who, why, mode))
             kept, given = os.pipe()
             self.locks.append(kept)
+            self.is_asked.set()
             return given
 
         @dbus_signal()
@@ -70,24 +72,29 @@ async def test_logind_waits_until_the_member_has_left(bus: str) -> None:
     system.export("/org/freedesktop/login1", login)
     await system.request_name("org.freedesktop.login1")
     try:
-        async with SleepWatch() as watch:
+        async with SleepWatch() as watch, asyncio.timeout(20.0):
+            await login.is_asked.wait()
             assert login.asked == [("sleep", "p2ptrain", "leaves the household first", "delay")]
             login.PrepareForSleep(True)
-            async with asyncio.timeout(10.0):
-                await watch.rejoin.wait()
+            await watch.rejoin.wait()
             assert not watch.awake.is_set()
             watch.has_left()
+            login.is_asked.clear()
             login.PrepareForSleep(False)
-            async with asyncio.timeout(10.0):
-                await watch.awake.wait()
+            await watch.awake.wait()
+            await login.is_asked.wait()
+            assert len(login.locks) == 2
     finally:
         system.disconnect()
         for lock in login.locks:
             os.close(lock)
 
 
+@pytest.mark.usefixtures("bus")
+async def test_without_logind_on_the_bus_only_the_clocks_tell() -> None:
+    assert not await Logind().connect(lambda _begins: None)
+
+
 async def test_without_a_bus_only_the_clocks_tell(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DBUS_SYSTEM_BUS_ADDRESS", "unix:path=/nowhere")
-    async with SleepWatch() as watch:
-        assert watch.awake.is_set()
-        assert not watch.rejoin.is_set()
+    assert not await Logind().connect(lambda _begins: None)

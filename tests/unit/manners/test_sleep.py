@@ -36,8 +36,8 @@ class Announcer:
 
 async def test_a_system_that_says_so_waits_until_the_member_has_left() -> None:
     system = Announcer()
-    async with SleepWatch(system) as watch:
-        assert system.is_held
+    async with SleepWatch(system) as watch, asyncio.timeout(5.0):
+        await system.held.wait()
         assert system.on_sleep is not None
         system.on_sleep(True)
         assert watch.rejoin.is_set()
@@ -49,8 +49,7 @@ async def test_a_system_that_says_so_waits_until_the_member_has_left() -> None:
         system.on_sleep(False)
         assert watch.awake.is_set()
         assert not watch.rejoin.is_set()
-        async with asyncio.timeout(5.0):
-            await system.held.wait()
+        await system.held.wait()
     assert not system.is_held
 
 
