@@ -123,6 +123,7 @@ async def test_a_device_that_rests_is_left_out_of_plans_with_its_sentence(
         await laptop.unplug()
         async with laptop.mannerly(Manners(on_battery="pause")):
             await laptop.says("paused: on battery")
+            household.mesh.elect("b")  # it coordinates, and plans nothing: no one is to blame
             await wait_for_members(household.mesh["a"], 2, 0.0)
             with pytest.raises(UserError, match="only 2 are here"):
                 await wait_for_members(household.mesh["a"], 3, 0.0)
@@ -130,6 +131,8 @@ async def test_a_device_that_rests_is_left_out_of_plans_with_its_sentence(
         assert_planned(household, job, wanted, ["start"])
         left_out = [(out.name, out.reason) for out in household.plan.left_out]
         assert ("b", "paused: on battery") in left_out
+        assert household.mesh.coordinator.name == "b"
+        assert not household.warned
 
 
 async def test_a_slow_device_computes_the_same_and_rests_between() -> None:
