@@ -212,9 +212,8 @@ class Ranks:
             collective()
         except RuntimeError as error:
             raise RanksLost(
-                f"another rank is gone, and rank {self.rank} cannot go on without it: "
-                f"{_first(error)}. What torchrun reports says which; --checkpoint DIR and --resume "
-                "DIR keep what was trained"
+                f"another rank is gone, and rank {self.rank} cannot go on without it: torchrun "
+                "reports which. --checkpoint DIR and --resume DIR keep what was trained"
             ) from error
 
 
