@@ -55,6 +55,7 @@ from p2ptrain.holder.training_loop import (
 )
 from p2ptrain.job.asynchrony import is_due
 from p2ptrain.job.callbacks import SaveBest
+from p2ptrain.job.given_weights import hint_of
 from p2ptrain.job.job import Job
 from p2ptrain.job.last_job import keep_facts
 from p2ptrain.job.rounds import LENGTHS_ROOM, RoundSequence
@@ -66,7 +67,7 @@ from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import display_name
 from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import EXPLAIN, FETCH_MODEL, ROUND_PICTURE
-from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.messages.plan_request import HINT_LENGTH, JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import AVERAGE
@@ -81,7 +82,9 @@ from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress, save
+from p2ptrain.state.checksums import Digest
 from p2ptrain.state.fetch import state_check, version_source
+from p2ptrain.state.transfer_client import Known
 from p2ptrain.state.transfer_server import AVERAGES, STAGE, in_memory
 from p2ptrain.state.weights_files import average_path, save_elsewhere, save_weights
 
@@ -137,6 +140,7 @@ class JobTrainer:
         self._differs: tuple[str, ...] = ()  # by rounding, what is captured from plain torch
         self._epoch: HolderGeneration | None = None
         self._in_force: PlanInForce | None = None
+        self._frozen: Known = {}
         self._feeding: ReplayFeed | None = None
         spans = CollectorSettings() if options.trace is not None else WATCHED
         self._spans = SpanCollector(mesh, device.switchboard.spans, self._trained_on, spans)
@@ -305,7 +309,8 @@ class JobTrainer:
         self._device.known.know_own(description, prepared.job.batch_size)
         if started.has_first_weights:
             first = version_source(Version(prepared.first_step, 0))
-            self._device.states.hold(self._id, first, in_memory(prepared.slice_state))
+            source = in_memory(prepared.slice_state)
+            self._device.states.hold(self._id, first, source, self._frozen_digests)
         self._mesh.route(EXPLAIN, self._explain)
         self._mesh.route(ROUND_PICTURE, self._show_rounds)
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
@@ -317,6 +322,9 @@ class JobTrainer:
             self._trained_on,
             is_private=self._options.private,
         )
+
+    def _frozen_digests(self, _first: int, _end: int) -> Mapping[str, Digest]:
+        return {name: digest for name, (_, digest) in self._frozen.items()}
 
     def _trained_on(self) -> tuple[str, ...]:
         """Devices of the plan in force, or of the one that an earlier process left."""
@@ -405,6 +413,7 @@ class JobTrainer:
             weighed=prepared.count is not None,
             rounds=rounds,
             longest=tuple(LENGTHS_ROOM * n for n in description.longest),
+            weights="" if job.weights is None else hint_of(Path(job.weights), HINT_LENGTH),
             maps=prepared.maps,
             grid=self._options.grid,
             groups_of_units=self._options.groups,
@@ -428,7 +437,7 @@ class JobTrainer:
         prepared = started.prepared
         description = prepared.captured.description
         check = state_check(description, prepared.optimizer)
-        frozen = await run_in_background(prepared.frozen)
+        self._frozen = await run_in_background(prepared.frozen)
         epochs: JobDriver
 
         def progress(step: int) -> CheckpointProgress:
@@ -445,7 +454,7 @@ class JobTrainer:
                 epochs.note_link,
                 self._settings,
                 lambda: self._callbacks.is_busy or self._pause.is_on,
-                frozen,
+                self._frozen,
             )
             if self._job.clip_grad_norm is not None:
                 epoch.clip_to(self._job.clip_grad_norm)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from p2ptrain.errors import OptionError, ScriptError
+from p2ptrain.model.graph.description import TensorDescription
 
 _INDEX_BYTES = 64 << 20
 
@@ -71,6 +73,38 @@ def load_weights(model: nn.Module, path: Path) -> None:
                 own[name].copy_(stored.get_tensor(name))
 
 
+def hint_of(path: Path, most: int) -> str:
+    """Where other devices may have the same files: in the home folder, if they are in this one's.
+
+    "" where that takes more than `most` characters, or is no text.
+    """
+    path, home = path.absolute(), Path.home()
+    in_home = path.is_relative_to(home)
+    hint = f"~/{path.relative_to(home).as_posix()}" if in_home else path.as_posix()
+    return hint if len(hint) <= most and hint.isprintable() else ""
+
+
+def stored_here(hint: str, wanted: Mapping[str, TensorDescription]) -> dict[str, Tensor]:
+    """What of `wanted`, by its name in a file, is in this device's own files at `hint`.
+
+    Whoever gives the hint may be wrong about what is there: compare with digests. Never raises for
+    what is not there, or is no file of weights.
+    """
+    found: dict[str, Tensor] = {}
+    path = Path.home() / hint[2:] if hint.startswith("~/") else Path(hint)
+    if not path.is_absolute() or ".." in path.parts or path.as_posix().startswith("//"):
+        return found
+    with suppress(OptionError, OSError, SafetensorError, ValueError):
+        names = {n: file for n, file in files_of(path).items() if n in wanted and file.is_file()}
+        for file in dict.fromkeys(names.values()):
+            with _opened(file) as stored:
+                for name in (n for n, where in names.items() if where == file):
+                    if tuple(stored.get_slice(name).get_shape()) == wanted[name].shape:
+                        read = stored.get_tensor(name)  # which may be the file itself
+                        found[name] = read.to(wanted[name].dtype, copy=True)
+    return found
+
+
 def files_of(path: Path) -> dict[str, Path]:
     """The file of every tensor, by name.
 
@@ -78,6 +112,8 @@ def files_of(path: Path) -> dict[str, Path]:
         OptionError: there is none, or its index is none.
     """
     if not path.is_dir():
+        if not path.is_file():
+            raise OptionError(f"Job: weights: {path} is no file")
         with _opened(path) as stored:
             return dict.fromkeys(stored.keys(), path)
     indexes = sorted(path.glob("*.safetensors.index.json"))

@@ -84,6 +84,7 @@ def assignment_of(request: JobPlanRequest, plan: Plan, placed: Placement) -> Ass
             plan.micro_batch, request.eval_samples, request.least_evaluated
         ),
         longest=request.longest,
+        weights=request.weights,
         optimizer=request.optimizer,
         seed=request.seed,
         clip=request.clip,

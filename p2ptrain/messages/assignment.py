@@ -8,11 +8,12 @@ from typing import Annotated
 from p2ptrain.errors import ProtocolError
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.rounds import MOST_LENGTHS
+from p2ptrain.messages.plan_request import HINT_LENGTH
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import DEVICES_LIMIT
-from p2ptrain.net.forms import Count, Flat, Id, Length, Positive, Range, Rare
+from p2ptrain.net.forms import Count, Flat, Id, Length, Positive, Range, Rare, Text
 from p2ptrain.net.parts import Blob
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
@@ -113,6 +114,7 @@ class Assignment(Blob):
             part of the samples.
         longest: most of each length that differs from batch to batch.
         fast_math: accelerators may round operands, and add in any order.
+        weights: where a device may have the files that training began with; "" = nowhere.
     """
 
     key: Annotated[GenerationKey, Flat()]
@@ -134,6 +136,7 @@ class Assignment(Blob):
     weighed: bool = False
     longest: Annotated[tuple[Count, ...], Length(MOST_LENGTHS), Rare()] = ()
     fast_math: Annotated[bool, Rare()] = False
+    weights: Annotated[str, Text(HINT_LENGTH), Rare()] = ""
 
     @property
     def hashes(self) -> bool:

@@ -33,6 +33,9 @@ from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.types.feature_maps import MapsForm
 from p2ptrain.plan.types.plan import Plan
 
+HINT_LENGTH = 1024
+"""Most characters of where a file may be."""
+
 STRAIGHT = ("pp", "single")
 """Planners that give each stage one device."""
 
@@ -63,6 +66,7 @@ class JobPlanRequest(Blob):
         least_evaluated: the fewest of them that the model can be evaluated on together.
         weighed, fast_math: as `Assignment`.
         longest: most of each length that differs from batch to batch.
+        weights: as `Assignment`.
         stretch: how many times longer a batch has come than those that devices have measured.
         maps: of the first units, which can be cut into tiles; None = none can, or may.
         grid, groups_of_units: as `plan.request.PlanRequest`.
@@ -98,6 +102,7 @@ class JobPlanRequest(Blob):
     least_evaluated: Positive = 1
     weighed: bool = False
     longest: Annotated[tuple[Count, ...], Length(MOST_LENGTHS), Rare()] = ()
+    weights: Annotated[str, Text(HINT_LENGTH), Rare()] = ""
     stretch: Annotated[float, Range(1.0, 1e6), Rare()] = 1.0
     maps: MapsForm | None = None
     grid: tuple[Positive, Positive] | None = None

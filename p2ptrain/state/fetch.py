@@ -19,7 +19,7 @@ from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.relay import HOP_SECONDS
-from p2ptrain.state.transfer_client import TransferClient, TransferredState, TransferRequest
+from p2ptrain.state.transfer_client import Known, TransferClient, TransferredState, TransferRequest
 from p2ptrain.state.transfer_server import RELAY, Check, TransferServer
 
 log = get_logger(__name__)
@@ -50,6 +50,7 @@ async def fetch_units(
     check: Check,
     arrived: Callable[[int], None] = lambda _nbytes: None,
     hop_seconds: float = HOP_SECONDS,
+    known: Known | None = None,
 ) -> TransferredState:
     """The tensors of some units, from another device, handed on to the next of the stage's group.
 
@@ -58,6 +59,7 @@ async def fetch_units(
     Args:
         arrived: called with bytes as they come.
         hop_seconds: for one range, at each device of a chain that hands it on.
+        known: what is here, as `TransferClient` takes it.
 
     Raises:
         SourceFailed: no device that was asked could give them.
@@ -67,7 +69,7 @@ async def fetch_units(
     number = place.devices.index(mesh.self_id)
     hands_on = number + 1 < len(place.devices)
     relay = states.relays.get(key, wanted.first, wanted.end) if hands_on else None
-    reading = TransferClient(mesh, check, relay, arrived=arrived)
+    reading = TransferClient(mesh, check, relay, known=known, arrived=arrived)
     source = version_source(assignment.version)
     units = (wanted.first, wanted.end)
     tries = [TransferRequest(wanted.peer, key.job, source, *units)]

@@ -17,7 +17,7 @@ when there is something, or when there will be nothing. Then it reads from the h
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from p2ptrain.errors import PeerError
@@ -35,27 +35,36 @@ HOP_SECONDS = 30.0
 """What one range may take. Every further device of a chain allows so much more: where the chain
 stalls, the first device behind the place turns to the holder, and the others go on as they were."""
 
+Digests: TypeAlias = Mapping[str, tuple[int, ...]]
+"""By name, those of the tensors that are known."""
+
 Entries: TypeAlias = Sequence[tuple[str, Any]]
 """(name, meta) of each tensor, in the order of the manifest."""
 
 
 class StateRelay:
-    """One stage's tensors on their way through this device; no reader waits longer for them."""
+    """One stage's tensors on their way through this device; no reader waits longer for them.
+
+    Attributes:
+        digests: what the source knows of theirs, once the manifest is here.
+    """
 
     def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:
         self._wait_seconds = wait_seconds
         # None before the manifest is here and after the end.
         self._entries: list[tuple[str, Any]] | None = None
         self._parts: list[memoryview | None] = []
+        self.digests: Digests = {}
         self._failure: str | None = None
         self._changed = asyncio.Event()
 
     # -- by the device that reads --------------------------------------------------------------
 
-    def begin(self, entries: Entries) -> None:
+    def begin(self, entries: Entries, digests: Digests) -> None:
         """The manifest is here."""
         if self._failure is not None:
             return
+        self.digests = digests
         self._entries = list(entries)
         self._parts = [None] * len(entries)
         self._notify()

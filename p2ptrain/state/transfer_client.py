@@ -228,12 +228,16 @@ class TransferClient:
                 raise ProtocolError("two devices offer different tensors as the same state")
             return
         self._entries = entries
-        for entry in entries:
-            here = self._known.get(entry.name)
-            if here is not None and entry.is_like(*here):
-                self._tensors[entry.name], self._digests[entry.name] = here
         if self._onward is not None:
-            self._onward.begin([(entry.name, entry.meta) for entry in entries])
+            known = {entry.name: entry.digest for entry in entries if entry.digest is not None}
+            self._onward.begin([(entry.name, entry.meta) for entry in entries], known)
+        for number, entry in enumerate(entries):
+            here = self._known.get(entry.name)
+            if here is None or not entry.is_like(*here):
+                continue
+            self._tensors[entry.name], self._digests[entry.name] = here
+            if self._onward is not None:
+                self._onward.arrived(number, [pack(here[0]).part])
 
     def _absent(self) -> list[_ManifestEntry]:
         return [entry for entry in self._entries or () if entry.name not in self._tensors]

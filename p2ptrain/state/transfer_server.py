@@ -167,14 +167,16 @@ class _Packed:
 class _Relayed:
     """A state that this device hands on as it arrives."""
 
-    digests: Mapping[str, Digest] = {}
-
     def __init__(self, relay: StateRelay) -> None:
         self._relay = relay
         self.entries, self.parts, self.served = relay.entries, relay.parts, relay.served
 
+    @property
+    def digests(self) -> Mapping[str, Digest]:
+        return self._relay.digests
+
     async def look(self, first: int, end: int) -> None:
-        """Nothing is known of it but what has been checked on its way here."""
+        """What it was has been checked on its way here."""
 
 
 class TransferServer:
@@ -187,7 +189,7 @@ class TransferServer:
     def __init__(self, mesh: Mesh) -> None:
         self.relays = StateRelays()
         self._sources: dict[tuple[str, str], _OfferedState] = {}
-        self._whole: dict[tuple[str, str], Source] = {}
+        self._whole: dict[tuple[str, str], tuple[Source, KnownDigests]] = {}
         self._opened: dict[_Key, _Opened] = {}
         mesh.route(STATE_MANIFEST, self.answer_manifest)
         mesh.route(STATE_READ, self.answer_read)
@@ -210,9 +212,11 @@ class TransferServer:
         """
         self._sources[job, source] = _OfferedState(tensors, after, digests, on_damage)
 
-    def hold(self, job: str, source: str, tensors: Source) -> None:
+    def hold(
+        self, job: str, source: str, tensors: Source, digests: KnownDigests = none_known
+    ) -> None:
         """Have a copy of the whole model, served where nothing else is offered as `source`."""
-        self._whole[job, source] = tensors
+        self._whole[job, source] = tensors, digests
 
     def let_go(self, job: str, source: str) -> None:
         """There is no such copy any more."""
@@ -224,8 +228,8 @@ class TransferServer:
         Raises:
             PeerError: it cannot be read.
         """
-        tensors = self._whole.get((job, source))
-        return None if tensors is None else await tensors(first, end)
+        whole = self._whole.get((job, source))
+        return None if whole is None else await whole[0](first, end)
 
     def withdraw(self, job: str) -> None:
         """Serve nothing of this job any more."""
@@ -307,7 +311,8 @@ class TransferServer:
             return offer
         if (job, source) not in self._whole:
             raise PeerError(f"this device has no state {source!r} of that job")
-        return _OfferedState(self._whole[job, source], at_once, none_known, nothing)
+        tensors, digests = self._whole[job, source]
+        return _OfferedState(tensors, at_once, digests, nothing)
 
     @staticmethod
     def _key(peer: str, fields: Fields) -> _Key:

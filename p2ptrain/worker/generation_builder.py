@@ -17,10 +17,13 @@ from functools import partial
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner, task_scope
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import Error, PeerError, TooLarge, size_text
+from p2ptrain.job.given_weights import stored_here
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.stage.mutated_state import unchanging_names
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio, trained_parameters
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.stage.optimizer_spec import (
@@ -34,9 +37,10 @@ from p2ptrain.recovery.cores import worker_events
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
-from p2ptrain.state.checksums import ChecksumMismatch
+from p2ptrain.state.checksums import ChecksumMismatch, digests_of
 from p2ptrain.state.fetch import SourceFailed, fetch_units, state_check
 from p2ptrain.state.snapshot_store import Named
+from p2ptrain.state.transfer_client import Known
 from p2ptrain.worker.context import WorkerContext
 from p2ptrain.worker.hosted_stages import HostedStages
 from p2ptrain.worker.job_store import FoundTensors, JobStore
@@ -168,11 +172,13 @@ class GenerationBuild:
             self.fetched_bytes += nbytes
 
         async def fetch_one(wanted: Fetch) -> None:
-            state = await fetch_units(
-                self._mesh, self._around.states, assignment, wanted, check, count
-            )
             units = (wanted.first, wanted.end)
-            self.moved_bytes += sum(tensor.nbytes for tensor in state.tensors.values())
+            known = await self._in_own_files(description, *units)
+            state = await fetch_units(
+                self._mesh, self._around.states, assignment, wanted, check, count, known=known
+            )
+            came = (t for n, t in state.tensors.items() if n not in known or t is not known[n][0])
+            self.moved_bytes += sum(tensor.nbytes for tensor in came)
             versions.put(StateKind.FETCHED, *units, version, state.tensors, state.digests)
             self._store.offer(version)
             if failpoints.armed:
@@ -185,6 +191,20 @@ class GenerationBuild:
             for wanted in fetches:
                 if wanted.peer != self._mesh.self_id:
                     group.create_task(fetch_one(wanted))
+
+    async def _in_own_files(self, description: ModelDescription, first: int, end: int) -> Known:
+        """Of what no version changes, what a file of this device has, which may be another's."""
+        hint, frozen = self.assignment.weights, unchanging_names(description)
+        names = frozen.intersection(description.state_names(first, end)) if hint else ()
+
+        def read() -> Known:
+            tied, tensors = description.tied, description.tensors_by_name
+            also = (alias for alias, name in tied.items() if name in names)
+            here = stored_here(hint, {n: tensors[tied.get(n, n)] for n in (*names, *also)})
+            named = {f"model:{tied.get(n, n)}": tensor for n, tensor in here.items()}
+            return {n: (named[n], digest) for n, digest in digests_of(named).items()}
+
+        return await run_in_background(read) if names else {}
 
     async def _build(self) -> None:
         try:

@@ -200,7 +200,7 @@ async def test_other_versions_that_know_no_relays_are_read_around() -> None:
 async def test_a_relay_with_another_manifest_is_refused() -> None:
     async with _Group() as group:
         false = group.states["a"].relays.get(KEY, 0, 1)
-        false.begin([("model:0", ["float32", [700], [1], False, 0])])
+        false.begin([("model:0", ["float32", [700], [1], False, 0])], {})
         group.mesh["a"].unroute(STATE_READ)
         with pytest.raises(ProtocolError, match="different tensors"):
             await group.read("b")
