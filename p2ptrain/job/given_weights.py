@@ -113,7 +113,7 @@ def files_of(path: Path) -> dict[str, Path]:
     """
     if not path.is_dir():
         if not path.is_file():
-            raise OptionError(f"Job: weights: {path} is no file")
+            raise OptionError(f"Job: weights: {path} cannot be read: there is no such file")
         with _opened(path) as stored:
             return dict.fromkeys(stored.keys(), path)
     indexes = sorted(path.glob("*.safetensors.index.json"))
