@@ -47,7 +47,7 @@ async def test_frozen_weights_come_from_a_file_of_the_device_s_own(
 
     def made(weights: Path | None = None) -> Job:
         job = make_job(weights=weights)
-        for parameter in list(job.model.parameters())[:-2]:
+        for parameter in list(job.model.parameters())[:-1]:
             parameter.requires_grad_(False)
         return job
 
