@@ -34,6 +34,7 @@ const delay = (seconds) => seconds === null ? "–" : `${number(seconds * 1000, 
 function duration(seconds) {
   const whole = Math.max(Math.round(seconds), 0);
   if (whole < 60) return `${whole} s`;
+  if (whole >= 600 && whole < 3600) return `${Math.round(whole / 60)} min`;
   if (whole < 3600) return `${Math.floor(whole / 60)} min ${whole % 60} s`;
   if (whole < 48 * 3600) return `${Math.floor(whole / 3600)} h ${Math.floor(whole % 3600 / 60)} min`;
   return `${Math.floor(whole / 86400)} days`;

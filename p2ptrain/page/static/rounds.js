@@ -46,8 +46,11 @@ export function drawRounds(node, picture, colors) {
     dot.style.fill = `var(--c${colors.get(name) ?? 0})`;
     parts.push(dot, svg("text", { x: 17, y: TOP + ROW * device + 12, class: "name" }, name));
   });
-  for (const start of predicted ? picture.starts : []) {
-    for (const [device, kind, from, to] of predicted.bars) if (kind < COMPUTING) parts.push(bar(KINDS[kind], device, start + from, start + to, true));
+  for (const [i, start] of (predicted ? picture.starts : []).entries()) {
+    const next = picture.starts[i + 1] ?? Infinity;  // no ghost stands before another
+    for (const [device, kind, from, to] of predicted.bars) {
+      if (kind < COMPUTING && start + from < next) parts.push(bar(KINDS[kind], device, start + from, Math.min(start + to, next), true));
+    }
   }
   for (const [device, kind, start, end] of picture.bars) parts.push(bar(KINDS[kind], device, start, end, false));
   const text = `${picture.rounds.length} rounds in ${milliseconds(picture.seconds)}: ${summary(picture).join("; ")}`;
