@@ -14,7 +14,7 @@ from typing import Any
 from p2ptrain.cli import pairing_code
 from p2ptrain.cli.pairing_code import PROMPT
 from p2ptrain.control.lease import NodeOptions
-from p2ptrain.devices.request import AUTO, CHOICES, read_request, read_requests
+from p2ptrain.devices.request import AUTO, CHOICES, SEVERAL, read_request, read_requests
 from p2ptrain.errors import OptionError
 from p2ptrain.job.train_options import MAX_THREADS
 from p2ptrain.manners.settings import Manners, QuietHours
@@ -290,7 +290,7 @@ def add_node(parser: argparse.ArgumentParser) -> None:
         type=devices,
         default=(AUTO,),
         help="what to compute on (default: auto, the accelerator where there is one that computes "
-        "right and faster than the CPU); cuda:0,cuda:1 starts one more member for the second",
+        f"right and faster than the CPU); {SEVERAL} starts one more member for the second",
     )
 
 

@@ -1,8 +1,8 @@
 """The members for further devices of this machine: each a process, under one command.
 
-    p2ptrain join --device cuda:0,cuda:1
-        this process: a member on cuda:0, in DIR
-        child:        a member on cuda:1, in DIR/device-2
+    p2ptrain join --device mps,cpu
+        this process: a member on mps, in DIR
+        child:        a member on cpu, in DIR/device-2
 
 They start once this member listens. They share the machine's network interface, of which planners
 know by MACHINE_VARIABLE. A child that ends is started again, less and less often; all leave before

@@ -23,6 +23,8 @@ class CudaDevice(StreamedDevice):
         os.environ.setdefault(*_WORKSPACE)
         super().__init__(torch.cuda, torch.device("cuda", index))
         found = torch.cuda.get_device_properties(self.place)
+        if torch.version.hip is None and hasattr(found, "uuid"):
+            self.nvidia_id = f"GPU-{found.uuid}"
         maker = "rocm" if torch.version.hip else "cuda"
         self.kind = f"{maker} {found.major}.{found.minor} {self.title}, torch {torch.__version__}"
 

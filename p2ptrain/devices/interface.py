@@ -93,6 +93,7 @@ class ComputeDevice(ABC):
         kind: devices of one kind compute the same bits (vendor, architecture, torch's build).
         place: torch's name for its memory.
         is_host: its memory is the host's: nothing is copied, and nothing waited for.
+        nvidia_id: as NVIDIA's driver names it; None where that has no part.
     """
 
     name: str
@@ -100,6 +101,7 @@ class ComputeDevice(ABC):
     kind: str
     place: torch.device
     is_host: bool
+    nvidia_id: str | None = None
 
     @abstractmethod
     def host_buffer(self, elements: int, dtype: torch.dtype) -> Tensor:

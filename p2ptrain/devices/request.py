@@ -14,6 +14,8 @@ AUTO, HOST_NAME = "auto", "cpu"
 
 CHOICES = "auto|cpu|cuda[:N]|mps|xpu"
 
+SEVERAL = "cuda:0,cuda:1"
+
 _FAMILIES = (AUTO, HOST_NAME, "cuda", "mps", "xpu")
 
 _COUNTED = ("cuda", "xpu")
@@ -63,7 +65,7 @@ def read_requests(text: str) -> tuple[DeviceRequest, ...]:
         raise OptionError(f"{text!r}: auto is one device, so name each of several")
     unnumbered = {one.family for one in cards if one.index is None}
     if any(families.count(family) > 1 for family in unnumbered):
-        raise OptionError(f"{text!r}: several of one family need their numbers, such as cuda:0")
+        raise OptionError(f"{text!r}: several of one family need their numbers, such as {SEVERAL}")
     return found
 
 

@@ -14,8 +14,6 @@ from functools import partial
 from itertools import islice
 from time import perf_counter, process_time
 
-import torch
-
 from p2ptrain import failpoints
 from p2ptrain.errors import AcceleratorFailed, Error, PeerError, ProtocolError
 from p2ptrain.events import Event, Waiting
@@ -430,7 +428,5 @@ def count_progress(mesh: Mesh, tasks: int) -> ProgressCounters:
 
 
 def _meter(compute: ComputeThread) -> EnergyMeter:
-    place = compute.device.place
-    if place.type != "cuda":
-        return EnergyMeter()
-    return EnergyMeter(card=nvidia_counter(f"GPU-{torch.cuda.get_device_properties(place).uuid}"))
+    card = compute.device.nvidia_id
+    return EnergyMeter() if card is None else EnergyMeter(card=nvidia_counter(card))
