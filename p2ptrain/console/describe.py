@@ -163,7 +163,8 @@ def plan_head(event: events.Plan) -> str:
     """Why there is a plan, how a batch is computed and how fast that should be."""
     reason = _PLAN_WORDS.get(event.reason, f"New plan ({event.reason})")
     speed = float(f"{event.predicted_samples_per_s:.3g}")
-    return f"{reason}: {_pieces(event)}, about {speed:,.10g} samples/s"
+    about = f", about {speed:,.10g} samples/s" if speed else ""  # torchrun has no prediction
+    return f"{reason}: {_pieces(event)}{about}"
 
 
 def _pieces(event: events.Plan) -> str:

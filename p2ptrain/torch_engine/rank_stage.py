@@ -166,7 +166,7 @@ class RankStage:
         elif broken is not None or not math.isfinite(loss):
             coefficient = LEFT_OUT
             said = f"the loss became {loss} at step {shape.step + 1}"
-            if broken is not None:
+            if broken is not None and math.isfinite(loss):
                 of_model = self._description, 0, len(self._description.units)
                 said = str(broken_update(broken, shape.step + 1, *of_model, scale=scale))
         elif job.clip_grad_norm is not None:
