@@ -227,13 +227,14 @@ const measured = (name) => name === "loss" ? "Loss" : name.charAt(0).toUpperCase
 const BADGES = { busy: "at work", ready: "ready", idle: "idle", trouble: "trouble", gone: "not here" };
 
 function card(device) {
+  const isGone = device.tone === "gone";  // what it said last is old
   const facts = [
     ["Kind", device.kind], ["Threads", device.threads],
     ["Alone", device.alone_samples_per_s === null ? null : `${speed(device.alone_samples_per_s)} samples/s`],
     ["Memory", device.memory_bytes === null ? null : device.needed_bytes === null ? bytes(device.memory_bytes) : `${bytes(device.needed_bytes)} of ${bytes(device.memory_bytes)}`],
-    ["Load by others", device.others_cpu_percent == null ? null : `${device.others_cpu_percent}%`],
-    ["Battery", device.battery_percent == null ? null : `${device.battery_percent}%${device.power === "battery" ? ", not charging" : ""}`],
-    ["Temperature", device.temperature_c == null ? null : `${device.temperature_c} °C`],
+    ["Load by others", isGone || device.others_cpu_percent == null ? null : `${device.others_cpu_percent}%`],
+    ["Battery", isGone || device.battery_percent == null ? null : `${device.battery_percent}%${device.power === "battery" ? ", not charging" : ""}`],
+    ["Temperature", isGone || device.temperature_c == null ? null : `${device.temperature_c} °C`],
     ["Address", device.address === null ? null : device.interface ? `${device.address} (${device.interface})` : device.address],
     ["Role", [device.role === "holder" ? "has the data" : null, state.household.coordinator === device.name ? "plans the work" : null].filter(Boolean).join(", ") || null],
   ].filter(([, value]) => value !== null && value !== undefined);
