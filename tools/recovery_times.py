@@ -40,7 +40,7 @@ CODE = "48151623"
 START_SECONDS = 200.0
 RECOVERY_SECONDS = 240.0
 STEPS_AFTER = 20
-"""Steps that are timed once training goes on, the first of them left out: the middle one counts,
+"""Steps that are timed once training continues, the first of them left out: the middle one counts,
 as the first copies of the new plan are under way meanwhile."""
 P50_BAR, P95_BAR = 5.0, 10.0
 HEAVY_BAR, THROUGHPUT_BAR, RESPIPE_BAR = 14.0, 0.9, 6.0
@@ -200,7 +200,7 @@ async def _trains(holder: Device, seconds: float) -> None:
 async def _recovery(
     holder: Device, victim: Device, emulated: EmulatedDevice | None = None
 ) -> Recovery:
-    """Kill, wait until training goes on, and time some steps."""
+    """Kill, wait until training continues, and time some steps."""
     last = holder.events("step")[-1]["step"]
     killed_at = monotonic()
     if emulated is not None:

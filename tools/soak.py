@@ -5,7 +5,7 @@
 
 connects    a paired device dials another over TLS and hangs up; one process, loopback
 elections   the coordinator ends, another is elected, and it comes back; cores, a virtual clock
-recoveries  a device of a running job ends and the job goes on without it, three times a job; then
+recoveries  a device of a running job ends and the job continues without it, three times a job; then
             all are back for the next job; five devices in memory
 jobs        one small job after the other on the same two members in memory
 
@@ -161,7 +161,7 @@ async def recoveries() -> AsyncIterator[None]:
 
 
 class _Deaths:
-    """Lets one device after the other end, each a few steps after the job goes on without the last.
+    """Lets one device after the other end, each a few steps after the job continues.
 
     At once, it would look as if a part of the model ended them.
     """

@@ -39,7 +39,7 @@ def job_sentence(course: JobCourse, left_seconds: float | None) -> str:
         case "starting":
             return f"{holder} has the data. Devices are being measured, then the plan is made."
         case "waiting":
-            return f"It goes on when {course.message or 'a device'} is back."
+            return f"It continues when {course.message or 'a device'} is back."
         case "paused":
             return f"{course.message} has paused it. The weights stay on the devices."
         case "done":

@@ -155,7 +155,7 @@ class MannersKeeper:
             self._member.service.due.rests = ""
             self._say(decision.work, decision.sentence)
         elif self._member.is_training:
-            self._say(Work.SLOW, f"slow: {decision.cause}; its own training goes on")
+            self._say(Work.SLOW, f"slow: {decision.cause}; its own training continues")
         elif self._is_handed_over:
             self._member.service.due.rests = decision.sentence
             self._say(Work.PAUSED, decision.sentence)
@@ -185,7 +185,7 @@ class MannersKeeper:
         if self._wanted.work is not Work.PAUSED or self._is_handed_over:
             self._apply(self._wanted)
 
-    # -- what is said ----------------------------------------------------------------------------
+    # -- its sentence ----------------------------------------------------------------------------
 
     def _say(self, work: Work, sentence: str) -> None:
         """To the others, as far as it is new; to this device's own user too."""

@@ -550,7 +550,7 @@ class Node:
 
 
 def _sensors(manners: Manners) -> DeviceReader:
-    """With what tells when this device's person has used it last, where that counts.
+    """With what says when this device's person has used it last, where that counts.
 
     Perhaps that can only be seen by the load of other programs: then it must be exact.
     """

@@ -129,7 +129,7 @@ class Run:
         Raises:
             UserError, PeerError: why the job failed.
             RunCancelled: it was cancelled.
-            asyncio.CancelledError: the task that waits here was; the job goes on.
+            asyncio.CancelledError: the task that waits here was; the job continues.
         """
         await _ended(self._task)
         return self._job.users_model

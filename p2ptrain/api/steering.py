@@ -1,4 +1,4 @@
-"""Pauses, goes on with and stops a job from any device of the household.
+"""Pauses, resumes and stops a job from any device of the household.
 
     any member ── job.steer (run, action) ──► the holder, which does it and says who asked
 

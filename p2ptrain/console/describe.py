@@ -104,13 +104,13 @@ def _describe_job(
         case events.Paused(by=by):
             return f"Paused on {by}. The weights and the devices are kept."
         case events.Resumed(by=by):
-            return f"Training goes on, says {by}."
+            return f"Training continues, says {by}."
         case events.Failure():
             return f"Lost {event.name}. The others go on without it."
         case events.Recovered():
             again = f", {counted(event.replayed_steps, 'step')} repeated"
             lost = f"{event.seconds:.1f} s lost{again if event.replayed_steps else ''}"
-            return f"Training goes on ({lost})."
+            return f"Training continues ({lost})."
         case events.Done():
             return done_line(event)
 

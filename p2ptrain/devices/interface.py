@@ -52,7 +52,7 @@ class HostCopies(ABC):
 
     @abstractmethod
     async def arrived(self) -> None:
-        """Wait until they may be read; the event loop goes on meanwhile."""
+        """Wait until they may be read; the event loop runs meanwhile."""
 
     @abstractmethod
     def wait(self) -> None:

@@ -76,7 +76,7 @@ WHY: Final[Mapping[str, str]] = {
     "neftune_noise_alpha": "the noise is drawn by a hook, which no other device would run",
     "push_to_hub": "push the folder that save_model() writes",
     "include_num_input_tokens_seen": "tokens are not counted while training",
-    "ignore_data_skip": "training goes on exactly where it was",
+    "ignore_data_skip": "training continues exactly where it was",
     "skip_memory_metrics": "memory is planned: see the plan event's predicted_peak_bytes",
     "use_cache": "a training step has no use for a cache of keys and values",
     "deepspeed": "the household divides the model itself",

@@ -126,7 +126,7 @@ class TrainerFlow(StateCallback):
     # -- transformers' side ----------------------------------------------------------------------
 
     def begin(self) -> None:
-        """The training begins, or goes on."""
+        """The training begins or continues."""
         trainer = self._trainer
         trainer.control = self._call("on_train_begin")
         if trainer.args.eval_on_start:
@@ -224,5 +224,5 @@ class TrainerFlow(StateCallback):
 
 
 def folder_of(checkpoint: str | Path) -> Path:
-    """Where a saved folder has what training goes on from."""
+    """Where a saved folder has what training continues from."""
     return Path(checkpoint) / "p2ptrain"

@@ -190,7 +190,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers has n
             align_special_tokens(self.model, self.processing_class)
 
     def _begin(self, length: TrainingLength, folder: str | None) -> None:
-        """As transformers begins; `folder`: what it goes on from."""
+        """As transformers begins; `folder`: what it continues from."""
         self._init_training_state(length.steps, length.updates, length.epochs, folder, None)
         if getattr(self, "_created_lr_scheduler", False):
             self.lr_scheduler, self._created_lr_scheduler = None, False
@@ -340,7 +340,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers has n
         return output
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """What training goes on from, the scheduler's state included, is p2ptrain's own."""
+        """What training continues from, the scheduler's state included, is p2ptrain's own."""
         saved = self.state_being_saved
         if saved is not None and saved.write_checkpoint is not None:
             saved.write_checkpoint(folder_of(output_dir))

@@ -1,6 +1,6 @@
 """What `EarlyStopping` and `SaveBest` know, written down beside the journal after each evaluation.
 
-So a holder that is started again goes on counting where it was, and does not replace the best
+So a holder that is started again continues to count where it was, and does not replace the best
 weights by worse ones. Callbacks are known by their order in the job.
 """
 

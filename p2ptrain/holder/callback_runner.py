@@ -1,4 +1,4 @@
-"""Calls a job's callbacks in a thread of their own, so that this device's network goes on.
+"""Calls a job's callbacks in a thread of their own, so that this device's network runs on.
 
     reports ──► events, in order ──► thread: each callback in turn
     rounds  ──► caught_up() ◄──────── all of them have returned

@@ -382,7 +382,7 @@ class JobDriver:
         if device not in self._core.alive:
             return
         self.reports.faulty[name] = str(error)
-        self.reports.warn(f"{error}: this job goes on without {name} until it starts again", name)
+        self.reports.warn(f"{error}: this job continues without {name} until it starts again", name)
         if device == self._planner.coordinator:
             self._distrust(device)
         self._on_sign(holder_events.MemberDied(device, certain=False))

@@ -1,4 +1,4 @@
-"""A person's pause of a job: no round is ordered, and everything else goes on.
+"""A person's pause of a job: no round is ordered, and everything else continues.
 
 The weights stay where they are, heartbeats go on, and a device that dies meanwhile is recovered
 from as ever: the next generation then waits for its first order too.

@@ -179,7 +179,7 @@ class JobReports:
         if step <= self.reported.step:
             return
         self._left_out.add(step)
-        self.warn(f"step {step} has NaN or infinite values: it is skipped, and training goes on")
+        self.warn(f"step {step} has NaN or infinite values: it is skipped, and training continues")
 
     @property
     def updates_left_out(self) -> int:

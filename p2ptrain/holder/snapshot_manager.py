@@ -222,7 +222,7 @@ class SnapshotManager:
         line = f"{name} could not keep a copy of part {what.stage}: {what.why}"
         if what.device not in self._warned:
             self._warned.add(what.device)
-            self._warn(f"{line}; training goes on, but a failure now goes back to an older copy")
+            self._warn(f"{line}; training continues, but a failure now goes back to an older copy")
 
     # -- messages to devices -----------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ class LoopCallbacks:
         runner: calls them.
         stop: notes that the job ends with so many updates.
         save: writes the weights that the stages have now for one that wants them.
-        keep: writes down what they know, for a process that goes on with the job.
+        keep: writes down what they know, for a process that continues the job.
         give: gives one the state that the stages have now, which is that after so many updates.
     """
 
@@ -511,7 +511,7 @@ class TrainingLoop:
         self._copies.pause_over()
 
     async def _await_callbacks(self) -> None:
-        """Once they have seen an evaluation, training goes on; the stages stand still till then."""
+        """Once they have seen an evaluation, training continues; the stages wait till then."""
         if not self._callbacks.runner.has_any:
             return
         await self._callbacks.runner.caught_up()

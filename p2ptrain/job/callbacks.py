@@ -70,7 +70,7 @@ class BestValue:
 
     Attributes:
         metric: its name in `Job.metrics`, or "loss".
-        found: so far; a holder that is started again goes on from there.
+        found: so far; a holder that is started again continues from there.
     """
 
     def __init__(self, metric: str, mode: Mode, min_delta: float) -> None:

@@ -38,7 +38,7 @@ class TrainedState:
     Attributes:
         step: updates behind it.
         weights: by the names of the user's state_dict.
-        write_checkpoint: writes a checkpoint to a folder, from which `TrainOptions.resume` goes on;
+        write_checkpoint: writes a checkpoint to a folder, for `TrainOptions.resume`;
             None where only the weights were wanted. Raises TrainingError: it cannot be written.
     """
 

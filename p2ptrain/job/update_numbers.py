@@ -115,7 +115,7 @@ class UpdateNumbers:
 
     @property
     def facts(self) -> Any:
-        """What of the scheduler tells it from another one, as far as it is plain data."""
+        """What distinguishes the scheduler from another one, as far as it is plain data."""
         return None if self._run is None else self._run.facts
 
     @property
@@ -124,7 +124,7 @@ class UpdateNumbers:
         return tuple(self._measured)
 
     def begin(self, measured: Measured) -> None:
-        """A training begins, or goes on from what an earlier one has seen."""
+        """A training begins, or continues from what an earlier one has seen."""
         self._measured = list(measured)
         if self._run is not None:
             self._run.start_again()

@@ -94,7 +94,7 @@ class Doings:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             for text in self.long():
-                warn(f"{text} and goes on")
+                warn(f"{text} and continues")
 
 
 doings = Doings()

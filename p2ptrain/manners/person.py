@@ -1,4 +1,4 @@
-"""When a device's person has used it last, as far as its system tells a program without rights.
+"""When a device's person has used it last, as far as a program without rights can know.
 
 Linux: input on terminals (their access time, which `w` shows too), interrupts of keyboards and
 touchpads, and logind's idle hint, where a desktop keeps it. macOS: IOHIDSystem's idle time.
@@ -31,7 +31,7 @@ _HINTS = ("IdleHint", "IdleSinceHintMonotonic")
 
 
 def idle_seconds_reader() -> Callable[[], float | None]:
-    """What tells how long this device has not been used; call it some seconds apart."""
+    """What says how long this device has not been used; call it some seconds apart."""
     if sys.platform == "darwin":
         return mac_idle_seconds
     if sys.platform == "win32":
@@ -108,7 +108,7 @@ def _ask_logind() -> str | None:
 
 
 def _since_terminal() -> float | None:
-    """Since the last input on a terminal of somebody who is logged in."""
+    """Since the last input on a terminal of a user who is logged in."""
     seconds = []
     for user in psutil.users():
         try:

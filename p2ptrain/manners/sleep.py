@@ -3,7 +3,7 @@
 Linux: logind says `PrepareForSleep` on D-Bus and waits, for five seconds usually, for programs that
 have asked it to (https://systemd.io/INHIBITOR_LOCKS); that takes the optional library dbus-fast.
 Everywhere: a clock that counts sleep runs ahead of one that does not, once the machine is awake.
-Then the others have missed this device for that long, so that it leaves and joins anew.
+Then the others have missed this device for that long, so that it leaves and joins again.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ class Assignment(Blob):
         if any(place.tiling is not None for place in self.stages):
             raise ProtocolError("asynchronous stages are not tiled")
         if self.clip or any(place.held is not None for place in self.stages):
-            raise ProtocolError("asynchronous stages wait for nobody, and split no backwards")
+            raise ProtocolError("asynchronous stages wait for no other, and split no backwards")
         if any(place.allocation is not Allocation.MICRO_BATCHES for place in shared):
             raise ProtocolError("devices of an asynchronous stage take mini-batches in turn")
         if shared and not how.may_share:

@@ -29,7 +29,7 @@ from p2ptrain.photos.uncertain import UncertainPicture, read_uncertain
 _TEMPORARY_SUFFIX = ".upload"
 
 _FORGOTTEN_SECONDS = 3600.0
-"""After which what was being written belongs to nobody."""
+"""After which a file being written is abandoned."""
 
 _NO_LINKS = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
 
@@ -226,7 +226,7 @@ class PhotoFolder:
             place = self.path / label / file
             if _size_of(place) is not None:
                 return place
-        raise UserError("that picture is not there any more: somebody has moved or removed it")
+        raise UserError("that picture is not there any more: it was moved or removed")
 
     def _made(self, label: str) -> Path:
         """The label's folder. Raises UserError: something else is called so."""

@@ -53,7 +53,7 @@ def checked_picture(content: bytes) -> PictureKind:
     """What kind of picture it is.
 
     Raises:
-        UserError: it is none, is not whole, or tells more than what is seen.
+        UserError: it is none, is not whole, or carries metadata.
     """
     kind = picture_kind(content)
     if kind is None:

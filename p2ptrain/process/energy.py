@@ -1,8 +1,9 @@
 """How much energy this device uses, where its own counters tell it.
 
-    RAPL       the processor's packages and its memory, whoever uses them   /sys/class/powercap
-    NVML       an NVIDIA card, whoever uses it                              nvidia-ml-py
-    battery    the whole device, while it runs on its battery               /sys/class/power_supply
+    RAPL       the processor's packages and its memory, all programs together
+               (/sys/class/powercap)
+    NVML       an NVIDIA card, all programs together (nvidia-ml-py)
+    battery    the whole device, while it runs on its battery (/sys/class/power_supply)
 
 Nothing is subtracted: what the device would use without training is part of it. What none of them
 tells is unknown, and the reading says why. RAPL: Intel SDM volume 3B, section 16.10; the files:

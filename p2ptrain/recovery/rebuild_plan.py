@@ -51,7 +51,7 @@ class Rebuild(FrameFields):
     def __post_init__(self) -> None:
         check_units(self.first, self.end)
         if self.version.step >= self.target.step or self.target.computed != self.epoch:
-            raise ValueError("a stage is made anew from an older version to one of its epoch")
+            raise ValueError("a stage is rebuilt from an older version to one of its epoch")
 
     @property
     def made(self) -> tuple[StateEntry, ...]:

@@ -60,7 +60,7 @@ class SpanRecorder:
 
     Attributes:
         is_on: look at it before a span is measured.
-        dropped: spans that nobody asked for in time.
+        dropped: spans that were not asked for in time.
     """
 
     def __init__(self, limits: SpanLimits | None = None) -> None:
@@ -111,4 +111,4 @@ class SpanRecorder:
 
 
 SILENT = SpanRecorder()
-"""Of stages that nobody traces; it is never asked."""
+"""Of stages without a trace; it is never asked."""

@@ -1,7 +1,7 @@
 """All-reduce of gradients that an accelerator computes: the sums are made in host memory.
 
 Each chunk of a ring comes from the network and goes to it, so that it is in host memory anyway; a
-gradient crosses to the host once, while the backward goes on, and its sum crosses back once. And
+gradient crosses to the host once, while the backward runs, and its sum crosses back once. And
 devices of any kind add the same numbers in the same order.
 
     accelerator   backward: final(a) final(b) ...                 update

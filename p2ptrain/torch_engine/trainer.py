@@ -286,7 +286,7 @@ class _Training:
             raise TrainingError(f"{made.broken}. {_ADVICE}. {good}")
         if made.left_out:
             self._left_out += 1
-            what = "has NaN or infinite values: it is skipped, and training goes on"
+            what = "has NaN or infinite values: it is skipped, and training continues"
             self._warn(f"step {step} {what}")
         self._samples += shape.samples
         now = monotonic()

@@ -104,7 +104,7 @@ class StageRebuilder:
                 await _RebuildRun(what, epoch, engagement, self._store, self._shell).run()
             if failpoints.armed:
                 place = {"stage": what.stage, "step": what.target.step - 1}
-                await failpoints.reach("anew.after", device=self._shell.mesh.self_id, **place)
+                await failpoints.reach("rebuild.after", device=self._shell.mesh.self_id, **place)
             is_here = True
         except Exception as error:  # all devices go back instead
             known = isinstance(error, Error) or is_out_of_memory(error)
@@ -182,7 +182,7 @@ class _RebuildRun:
             await ends.room.acquire()
             if failpoints.armed:
                 place = {"stage": self._what.stage, "step": order.round.step}
-                await failpoints.reach("anew.step.before", device=self._task.device, **place)
+                await failpoints.reach("rebuild.step.before", device=self._task.device, **place)
             await runner.order(order)
             await self._ask_for(order)
 

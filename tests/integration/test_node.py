@@ -170,7 +170,7 @@ async def test_cancelling_a_run_is_not_being_cancelled(start: Start) -> None:
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
-    assert not run.done  # who waited is gone, and the job goes on
+    assert not run.done  # who waited is gone, and the job continues
     await run.cancel()
     with pytest.raises(RunCancelled):
         await run.result()

@@ -152,9 +152,9 @@ def _going_back_to_copies() -> Iterator[Fault]:
 def _making_anew() -> Iterator[Fault]:
     """The second stage's device has died: `d`, its keeper, gets from `b` and itself what it got."""
     for victim in "bde":
-        yield Fault("anew.step.before", victim, "d", first="c", copies=True)
-        yield Fault("anew.after", victim, "d", first="c", copies=True)
-        yield Fault("anew.after", victim, "d", first="c", copies=True, clips=True)
+        yield Fault("rebuild.step.before", victim, "d", first="c", copies=True)
+        yield Fault("rebuild.after", victim, "d", first="c", copies=True)
+        yield Fault("rebuild.after", victim, "d", first="c", copies=True, clips=True)
         yield from (
             Fault("log.send.between", victim, sender, first="c", copies=True) for sender in "bd"
         )

@@ -35,7 +35,7 @@ class Split:
         away: names of devices that had a part and could not speak with the data.
         noticed: seconds until each of them said that it waits.
         steps_meanwhile: that people heard of while it lasted.
-        whole_seconds: from its end until nobody waits and training goes on.
+        whole_seconds: from its end until nobody waits and training continues.
         losses: of all steps, in order.
     """
 

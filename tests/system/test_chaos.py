@@ -1,4 +1,4 @@
-"""The short form of `python -m tools.chaos`: misfortunes come, training goes on, nothing shows."""
+"""The short form of `python -m tools.chaos`: misfortunes come, and training continues."""
 
 from __future__ import annotations
 

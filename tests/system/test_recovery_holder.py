@@ -1,4 +1,4 @@
-"""`train` is killed and started again, as real processes: the job goes on as if nothing was."""
+"""`train` is killed and started again, as real processes: the job continues as if nothing was."""
 
 from __future__ import annotations
 

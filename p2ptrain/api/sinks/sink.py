@@ -2,7 +2,7 @@
 
     start_run --event--> queue of each sink --> its thread --> a file, a tracker, a command
 
-A sink that fails ends, with a warning, and training goes on. Where a queue is full its oldest
+A sink that fails ends, with a warning, and training continues. Where a queue is full its oldest
 events are missed.
 """
 
@@ -127,7 +127,7 @@ class SinkThread:
             while (event := self._next()) is not None:
                 self._take(event)
             self._sink.end()
-        except Exception as error:  # of a library, a disk, a network: said, and training goes on
+        except Exception as error:  # of a library, a disk, a network: said, and training continues
             with self._changed:
                 self._has_failed = True
                 self._waiting.clear()

@@ -95,7 +95,7 @@ def _add_manners(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--when-idle",
         action="store_true",
-        help="compute only while nobody uses this device",
+        help="compute only while no person uses this device",
     )
     group.add_argument(
         "--max-cpu",

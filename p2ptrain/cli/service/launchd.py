@@ -44,7 +44,7 @@ class Launchd:
         return Step(("launchctl", "print", self._domain))
 
     def refusal(self, answer: ProgramAnswer) -> str:
-        """No launchd, or nobody has logged in."""
+        """No launchd, or no user has logged in."""
         if answer.code is None:
             return "launchctl is missing, which every macOS has: start  p2ptrain join  yourself"
         return (
@@ -78,7 +78,7 @@ class Launchd:
         try:
             return str(plistlib.loads(content)["ProgramArguments"][0])
         except (plistlib.InvalidFileException, ExpatError, ValueError, LookupError, TypeError):
-            return ""  # somebody has changed it
+            return ""  # it has been changed by hand
 
     def start(self) -> Sequence[Step]:
         """Load the agent, which starts it."""

@@ -102,7 +102,7 @@ class TaskScheduler:
         try:
             task = ElementTree.fromstring(content)
         except ElementTree.ParseError:
-            return ""  # somebody has changed it
+            return ""  # it has been changed by hand
         return task.findtext(f".//{{{NAMESPACE}}}Command", "")
 
     def start(self) -> Sequence[Step]:

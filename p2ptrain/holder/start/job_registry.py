@@ -80,7 +80,7 @@ async def end_earlier_jobs(mesh: Mesh, jobs: Collection[str], seconds: float) ->
 
 
 async def _end_there(mesh: Mesh, member: str, job: str, seconds: float) -> None:
-    message = _end(job, "its device trains another job, or begins it anew")
+    message = _end(job, "its device trains another job, or begins it again")
     try:
         await mesh.call(member, message, timeout_seconds=seconds)
     except (Error, TimeoutError) as error:

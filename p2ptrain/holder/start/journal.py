@@ -260,7 +260,7 @@ class Journal:
         is_news, self._failed_at = self._failed_at is None, monotonic()
         if is_news:
             self._warn(
-                f"the training's record cannot be written ({error}): training goes on, but could "
+                f"the training's record cannot be written ({error}): training continues, but could "
                 "not be continued if p2ptrain stopped on this device"
             )
         self._close()
@@ -375,8 +375,8 @@ def reported_bytes(reported: ReportedProgress) -> bytes:
 def read_reported(content: bytes | None) -> ReportedProgress:
     """Raises ProtocolError: it was not written down whole."""
     if content is None or len(content) != _REPORTED.size:
-        raise ProtocolError("what people were told was not written down whole")
+        raise ProtocolError("the warnings shown were not written down whole")
     step, evaluated, check = _REPORTED.unpack(content)
     if check != zlib.crc32(content[:16]):
-        raise ProtocolError("what people were told was not written down whole")
+        raise ProtocolError("the warnings shown were not written down whole")
     return ReportedProgress(step, evaluated)

@@ -246,7 +246,11 @@ class WorkerCore:
         if not self._obeys(asked.request, asked.peer, placed.epoch):
             return
         if self.phase in (WorkerPhase.RUNNING, WorkerPhase.STOPPING) or self._asked is not None:
-            self._refuse(asked.request, asked.peer, "this device has not stopped: take stock first")
+            self._refuse(
+                asked.request,
+                asked.peer,
+                "this device has not stopped: ask for its inventory first",
+            )
             return
         self._abandon_preparation()
         self.phase = WorkerPhase.PREPARING

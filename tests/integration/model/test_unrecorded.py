@@ -53,7 +53,7 @@ class _Looking(_Three):
 
 
 class _Going(_Three):
-    """Training goes on with the result."""
+    """Training continues with the result."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.first(x))
@@ -64,7 +64,7 @@ class _Going(_Three):
 
 
 class _Beside(_Three):
-    """Training goes on with both, by the same last layer."""
+    """Training continues with both, by the same last layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.tanh(self.first(x))

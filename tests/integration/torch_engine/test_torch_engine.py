@@ -115,7 +115,7 @@ def test_a_rank_that_fails_ends_all_with_one_line(tmp_path: Path) -> None:
 
 
 def test_evaluations_callbacks_and_checkpoints(tmp_path: Path) -> None:
-    """What rank 0 does between rounds; and the job goes on from the checkpoint to the bit."""
+    """What rank 0 does between rounds; and the job continues from the checkpoint to the bit."""
     whole, checkpoint, best = groups(), tmp_path / "checkpoint", tmp_path / "best.safetensors"
     p2ptrain.train(whole, engine="torch")
     seen: list[Event] = []

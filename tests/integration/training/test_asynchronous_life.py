@@ -1,4 +1,4 @@
-"""What can happen to an asynchronous job: it is always some cut that training goes on from."""
+"""What can happen to an asynchronous job: it is always some cut that training continues from."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ async def test_left_out_where_the_job_says_so(
     assert steps(household) == list(range(1, 13))
     told = [event.message for event in household.events if isinstance(event, events.Warning)]
     assert [message for message in told if "step 6" in message] == [
-        "step 6 has NaN or infinite values: it is skipped, and training goes on"
+        "step 6 has NaN or infinite values: it is skipped, and training continues"
     ]
     (done,) = [event for event in household.events if isinstance(event, Done)]
     assert done.updates_left_out == 1

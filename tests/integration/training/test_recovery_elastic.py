@@ -368,7 +368,7 @@ async def test_a_device_that_comes_back_empty_gets_its_work_again() -> None:
 async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_with_it(
     monkeypatch: pytest.MonkeyPatch, looked: bool
 ) -> None:
-    """Found out while training goes on, or, where that look fails, at a round's border."""
+    """Found out while training continues, or, where that look fails, at a round's border."""
     plan = plan_cluster.replan_cluster
 
     def short(request: JobPlanRequest, around: MeasuredCluster, *rest: Any, **named: Any) -> Plan:

@@ -1,4 +1,4 @@
-"""The device with the data dies and is started again: its job goes on, and nothing shows it."""
+"""The device with the data dies and is started again: its job continues, and nothing shows it."""
 
 from __future__ import annotations
 

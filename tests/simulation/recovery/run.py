@@ -2,7 +2,7 @@
 
 gentle   one device at a time is killed or cut off, with time to recover: nothing may ever be lost
 rough    everything at once, the holder too, short memory, plans that do not fit, rounds that break
-         off for nothing: never silently wrong, and training goes on afterwards
+         off for nothing: never silently wrong, and training continues afterwards
 
 In some of both one device, where it coordinates, gives no plan, or something that is none.
 """

@@ -1,4 +1,4 @@
-"""From which version training goes on."""
+"""From which version training continues."""
 
 from __future__ import annotations
 

@@ -430,7 +430,7 @@ def test_only_who_trains_or_is_about_to_reads_copies_for_others() -> None:
 
 
 def test_a_copy_that_is_ready_after_the_end_of_the_job_is_not_kept() -> None:
-    """Else the holder's next process would hear that its job goes on here."""
+    """Else the holder's next process would hear that its job continues here."""
     core = _running()
     _feed(core, worker_events.HolderChanged(worker_events.HolderState.ENDED))
     assert (
