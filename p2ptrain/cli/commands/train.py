@@ -13,7 +13,6 @@ from p2ptrain import events
 from p2ptrain.aio import event_loop
 from p2ptrain.api.loading import collector_at_rest, load_training
 from p2ptrain.api.sinks.open_sinks import asked_sinks
-from p2ptrain.api.train import train_on_ranks
 from p2ptrain.cli import arguments
 from p2ptrain.cli.commands.train_arguments import (
     add_asynchronous,
@@ -156,6 +155,7 @@ def _train_ranked(args: argparse.Namespace, output: Output) -> int:
         return WRONG_USAGE
     if not is_first:
         silence_stdout()
+    from p2ptrain.api.train import train_on_ranks
     from p2ptrain.torch_engine.ranks import Ranks
 
     ranks, exit_code, shown = Ranks.of_torchrun(), FAILED, _Shown(output)

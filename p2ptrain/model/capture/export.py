@@ -101,6 +101,7 @@ def _export_deciding(
     scored: ScoredModule, example: Example, trials: TrialRuns
 ) -> torch.export.ExportedProgram:
     """Export, going the way of the first samples where the model decides on their values."""
+    scored.decisions.forget()
     try:
         return _export_large_enough(scored, example, trials)
     except Exception as error:

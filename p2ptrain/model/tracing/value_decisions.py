@@ -47,7 +47,7 @@ class ValueDecisions:
     def __init__(self) -> None:
         self._answers: list[tuple[str, bool]] = []
         self._asked = 0
-        self._learns = False
+        self._recorded: list[tuple[str, bool]] | None = None
 
     def begin(self) -> None:
         """Start again with the first answer: forward() begins."""
@@ -55,16 +55,21 @@ class ValueDecisions:
 
     def learn(self, runs: Sequence[Callable[[], object]]) -> bool:
         """Run the model with real values; whether there are decisions, the same in all runs."""
-        found = []
+        self._answers, found = [], []
         for run in runs:
-            self._answers, self._learns = [], True
+            self._recorded = []
+            found.append(self._recorded)
             try:
                 run()
             finally:
-                self._learns = False
-            found.append(self._answers)
-        self._answers = found[0] if all(one == found[0] for one in found) else []
+                self._recorded = None
+        if all(one == found[0] for one in found):
+            self._answers = found[0]
         return bool(self._answers)
+
+    def forget(self) -> None:
+        """What was learned is of another mode of the model."""
+        self._answers = []
 
     @contextlib.contextmanager
     def answered(self) -> Iterator[None]:
@@ -79,8 +84,8 @@ class ValueDecisions:
         place = _place(frame)
         if not isinstance(condition, FakeTensor):
             answer = ask()
-            if self._learns:
-                self._answers.append((place, answer))
+            if self._recorded is not None:
+                self._recorded.append((place, answer))
             return answer
         checked = passing_value(frame)
         if self._asked < len(self._answers) and self._answers[self._asked][0] == place:
@@ -114,10 +119,10 @@ def _of_count(original: Callable[[torch.SymBool], bool]) -> Callable[[torch.SymB
         frame = _asking()
         if frame.f_code.co_name == "__bool__" and frame.f_back is not None:
             frame = frame.f_back  # a number itself was asked
-        symbols = free_unbacked_symbols(condition)
-        if not symbols or frame.f_code.co_filename.startswith(_TORCH):
+        symbols, node = free_unbacked_symbols(condition), _node(condition)
+        are_counts = bool(symbols) and symbols <= node.shape_env.size_like
+        if not are_counts or frame.f_code.co_filename.startswith(_TORCH):
             return original(condition)
-        node: Any = condition.node
         few, many = (node.expr.subs(dict.fromkeys(symbols, number)) for number in _SOME)
         known = node.shape_env._maybe_evaluate_static(node.expr)
         if known is not None or few != many or few not in (True, False):
@@ -131,6 +136,10 @@ def _of_count(original: Callable[[torch.SymBool], bool]) -> Callable[[torch.SymB
         return decided
 
     return decide
+
+
+def _node(condition: torch.SymBool) -> Any:
+    return condition.node
 
 
 def _expect(condition: Tensor, text: str) -> None:

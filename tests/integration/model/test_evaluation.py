@@ -92,7 +92,7 @@ def _anything(output: Any, target: Tensor) -> Tensor:
 
 
 def _decides(x: Tensor) -> Tensor:
-    return x + 1 if x.sum() > 0 else x
+    return x + 1 if x.sum().item() > 0 else x
 
 
 def _chosen(x: Tensor) -> Tensor:

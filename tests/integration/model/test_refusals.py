@@ -21,7 +21,7 @@ _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
 
 
 def _decides(x: Tensor) -> Tensor:
-    return x + 1 if x.sum() > 0 else x
+    return x + 1 if x.sum().item() > 0 else x
 
 
 def _fixed_batch(x: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def _refusal(f: Callable[[Tensor], Tensor]) -> str:
 @pytest.mark.parametrize(
     ("f", "says"),
     [
-        (_decides, "return x + 1 if x.sum() > 0 else x"),
+        (_decides, "return x + 1 if x.sum().item() > 0 else x"),
         (_decides, "torch.where"),
         (_fixed_batch, "return x.reshape(4, 2, 4).flatten(1)"),
         (_fixed_batch, "one batch size only"),

@@ -162,7 +162,7 @@ async def test_a_device_that_trains_refuses_a_plan_that_nobody_took_stock_for() 
         ordered = Assignment.from_bytes(kept[0].parts[0])
         later = replace(ordered, key=replace(ordered.key, epoch=9))
         parts = (memoryview(later.to_bytes()), kept[0].parts[1])
-        with pytest.raises(PeerError, match="take stock first"):
+        with pytest.raises(PeerError, match="ask for its inventory first"):
             await prepare.handler(
                 household.mesh["a"].self_id, Message(PREPARE, kept[0].fields, parts)
             )

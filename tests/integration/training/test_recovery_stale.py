@@ -113,12 +113,12 @@ async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.Monk
                 refused.append(message.kind)
 
         async def interrupted(
-            mesh: Mesh, states: TransferServer, assignment: Assignment, *given: Any
+            mesh: Mesh, states: TransferServer, assignment: Assignment, *given: Any, **named: Any
         ) -> TransferredState:
             if mesh.self_id == memory_id("b") and not refused:
                 await command(assignment)
                 assert service.slot.holder == memory_id("a")
-            return await fetch(mesh, states, assignment, *given)
+            return await fetch(mesh, states, assignment, *given, **named)
 
         monkeypatch.setattr(generation_builder, "fetch_units", interrupted)
         options = TrainOptions(wait_for=3, planner="pp", steps=2)

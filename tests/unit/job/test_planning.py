@@ -180,7 +180,7 @@ def test_an_assignment_that_cannot_keep_to_its_delays_is_refused() -> None:
     shallow = tuple(replace(place, warmup=1) for place in good.stages)
     for bad, words in (
         (replace(good, stages=shallow), r"depths of \[3, 2, 1\]"),
-        (replace(good, clip=True), "wait for nobody"),
+        (replace(good, clip=True), "wait for no other"),
         (replace(good, asynchrony=DOUBLE), "need 3 micro-batches at least"),
     ):
         with pytest.raises(ProtocolError, match=words):

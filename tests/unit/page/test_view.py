@@ -68,7 +68,7 @@ def test_devices_that_are_not_here_say_so() -> None:
         (
             course(step(3), events.Waiting("pi")),
             "Training Net stands still at step 3 of 100",
-            "It goes on when pi is back.",
+            "It continues when pi is back.",
         ),
         (
             course(step(3), events.Error("no memory")),
