@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import torch
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import (
     ConstraintViolationError,
@@ -26,11 +25,7 @@ from torch.fx.experimental.symbolic_shapes import (
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.trial_runs import BatchSizeRead, TrialRuns
 from p2ptrain.model.tracing.function_modes import BatchLength
-from p2ptrain.model.tracing.value_decisions import only_checks
-
-_TORCH = str(Path(torch.__file__).parent)
-
-_OURS = str(Path(__file__).parents[2])
+from p2ptrain.model.tracing.value_decisions import OURS, TORCH, only_checks
 
 _STANDARD_LIBRARY = sysconfig.get_paths()["stdlib"]
 
@@ -83,7 +78,7 @@ _DIFFERENTIATES = (
     "follow that through one of the operators. Write the derivative out"
 )
 
-_BY_TORCH_FUNCTION = {
+_BYTORCH_FUNCTION = {
     ("batchnorm.py", "forward"): (
         "a BatchNorm with momentum=None averages over all batches so far, which needs the value of "
         "its counter. Give it a momentum, such as 0.1"
@@ -233,8 +228,8 @@ def _of_values(error: BaseException, *, is_number: bool) -> str:
 
 def _of_torch_layer(error: BaseException) -> str | None:
     for frame in traceback.extract_tb(error.__traceback__):
-        description = _BY_TORCH_FUNCTION.get((Path(frame.filename).name, frame.name))
-        if description is not None and frame.filename.startswith(_TORCH):
+        description = _BYTORCH_FUNCTION.get((Path(frame.filename).name, frame.name))
+        if description is not None and frame.filename.startswith(TORCH):
             return description
     return None
 
@@ -304,19 +299,19 @@ def _raised_in(error: BaseException) -> Iterator[traceback.FrameSummary]:
 
 
 def _user_frame(stack: Iterable[traceback.FrameSummary]) -> traceback.FrameSummary | None:
-    frames = [frame for frame in stack if not frame.filename.startswith((_TORCH, _OURS, "<"))]
+    frames = [frame for frame in stack if not frame.filename.startswith((TORCH, OURS, "<"))]
     own = [frame for frame in frames if is_own(frame.filename)]
     libraries = [frame for frame in frames if frame.filename.startswith(_INSTALLED)]
     return (own or libraries)[-1] if own or libraries else None
 
 
 def _is_library(filename: str) -> bool:
-    return filename.startswith(_INSTALLED) and not filename.startswith((_TORCH, _OURS))
+    return filename.startswith(_INSTALLED) and not filename.startswith((TORCH, OURS))
 
 
 def is_own(filename: str) -> bool:
     """Whether the user wrote that file: it is no library's, and was not made while tracing."""
-    return not filename.startswith((*_INSTALLED, _STANDARD_LIBRARY, _TORCH, _OURS, "<"))
+    return not filename.startswith((*_INSTALLED, _STANDARD_LIBRARY, TORCH, OURS, "<"))
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:

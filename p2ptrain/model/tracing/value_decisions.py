@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import linecache
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
@@ -27,9 +28,10 @@ from torch.overrides import TorchFunctionMode
 from p2ptrain.model.graph.checked_operators import UNLIKE
 from p2ptrain.model.tracing.trace_patches import replaced_in_this_thread
 
-_OURS = str(Path(__file__).parents[2])
+OURS = f"{Path(__file__).parents[2]}{os.sep}"
+"""How the paths of this package's files begin."""
 
-_TORCH = str(Path(torch.__file__).parent)
+TORCH = f"{Path(torch.__file__).parent}{os.sep}"
 
 _SOME = (1, 1000)
 """Numbers of selected elements for which a decision must be the same."""
@@ -121,7 +123,7 @@ def _of_count(original: Callable[[torch.SymBool], bool]) -> Callable[[torch.SymB
             frame = frame.f_back  # a number itself was asked
         symbols, node = free_unbacked_symbols(condition), _node(condition)
         are_counts = bool(symbols) and symbols <= node.shape_env.size_like
-        if not are_counts or frame.f_code.co_filename.startswith(_TORCH):
+        if not are_counts or frame.f_code.co_filename.startswith(TORCH):
             return original(condition)
         few, many = (node.expr.subs(dict.fromkeys(symbols, number)) for number in _SOME)
         known = node.shape_env._maybe_evaluate_static(node.expr)
@@ -150,7 +152,7 @@ def _expect(condition: Tensor, text: str) -> None:
 def _asking() -> FrameType:
     """The innermost frame that is not of this package, whose modes call each other."""
     frame = sys._getframe(1)
-    while frame.f_code.co_filename.startswith(_OURS) and frame.f_back is not None:
+    while frame.f_code.co_filename.startswith(OURS) and frame.f_back is not None:
         frame = frame.f_back
     return frame
 

@@ -5,7 +5,9 @@ PYTEST_DONT_REWRITE: the models' assertions are looked at as they are written.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,6 +118,14 @@ def computed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def test_samples_that_go_the_same_way_are_computed(check: Check) -> None:
     model = Checking(check)
     assert torch.equal(computed(model, EXAMPLE), mse_loss(model(EXAMPLE[0]), EXAMPLE[1]))
+
+
+def test_a_library_whose_name_begins_like_torchs_is_none_of_torch() -> None:
+    found: dict[str, Check] = {}
+    source = inspect.getsource(skips).replace("Tensor | None", "object")
+    filename = f"{Path(torch.__file__).parent}vision/models.py"
+    exec(compile(source, filename, "exec"), {"Tensor": Tensor}, found)
+    assert computed(Checking(found["skips"]), EXAMPLE).isfinite()
 
 
 @pytest.mark.parametrize(
