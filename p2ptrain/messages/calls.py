@@ -113,13 +113,19 @@ async def while_it_works(
 
 
 async def until_it_hangs(mesh: Mesh, device: str, limits: SignLimits = USUAL) -> Hangs:
-    """Ask the device again and again how far it is, until its signs say that it hangs."""
+    """Ask the device again and again how far it is, until its signs say that it hangs.
+
+    Time in which this device's own event loop stands still is not the other one's silence.
+    """
     signs = Signs(monotonic(), limits)
     asking: asyncio.Task[WorkSign | None] | None = None
+    stood_seconds = 0.0
     try:
         while True:
+            since = monotonic()
             await asyncio.sleep(limits.look_seconds)
-            now = monotonic()
+            stood_seconds += max(0.0, monotonic() - since - limits.look_seconds)
+            now = monotonic() - stood_seconds
             if asking is not None and asking.done():
                 sign, asking = asking.result(), None
                 if sign is not None:

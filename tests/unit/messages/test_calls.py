@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -79,6 +80,16 @@ async def test_it_may_take_as_long_as_something_comes() -> None:
         asked = Asked(household, _fetches)
         assert (await asked.call()).fields == {"ready": True}
         assert asked.looks >= 100
+
+
+async def test_what_stops_this_device_too_is_not_the_others_silence() -> None:
+    async def stops_both(looks: int) -> WorkSign:
+        if looks == 10:
+            time.sleep(3 * QUICK.flowing_seconds)  # noqa: ASYNC251 - stops the event loop
+        return WorkSign(1, looks)
+
+    async with MemoryHousehold(["a", "b"]) as household:
+        assert (await Asked(household, stops_both).call()).fields == {"ready": True}
 
 
 @pytest.mark.parametrize(
