@@ -153,6 +153,17 @@ async def task_scope() -> AsyncIterator[asyncio.TaskGroup]:
         raise first_error(failures) from None
 
 
+async def first_set(*events: asyncio.Event) -> None:
+    """Return once one of `events` is set."""
+    waits = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
+        await asyncio.gather(*waits, return_exceptions=True)
+
+
 def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     """The first leaf of an exception group."""
     error: BaseException = failures

@@ -101,12 +101,14 @@ class MoreMembers:
             self._invite.set_result(invite)
 
     async def _keep_running(self, device: str, number: int) -> None:
+        from p2ptrain.mesh.config import peer_text
+
         address, port = await self._listens
         invite = await self._invite
         loop, failures = asyncio.get_running_loop(), 0
         while True:
             began = loop.time()
-            exit_code = await self._run(device, number, f"{_bracketed(address)}:{port}", invite)
+            exit_code = await self._run(device, number, peer_text(address, port), invite)
             failures = 0 if loop.time() - began > STEADY_SECONDS else failures
             seconds = AGAIN_SECONDS[min(failures, len(AGAIN_SECONDS) - 1)]
             failures += 1
@@ -216,7 +218,3 @@ async def _ended(child: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             child.kill()
         await child.wait()
-
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address

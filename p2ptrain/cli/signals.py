@@ -119,14 +119,3 @@ def sigterm_interrupts() -> Iterator[Callable[[], None]]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-async def first_of(*events: asyncio.Event) -> None:
-    """Return once one of `events` is set."""
-    waits = [asyncio.create_task(event.wait()) for event in events]
-    try:
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for wait in waits:
-            wait.cancel()
-        await asyncio.gather(*waits, return_exceptions=True)

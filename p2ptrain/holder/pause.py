@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from time import monotonic
 
+from p2ptrain.aio.tasks import first_set
+
 
 class JobPause:
     """Of one job. Create it in its event loop."""
@@ -45,10 +47,4 @@ class JobPause:
 
     async def wait(self, ends: asyncio.Event) -> None:
         """Until it is over, or the generation ends that would order the next round."""
-        waiting = [asyncio.ensure_future(event.wait()) for event in (self._over, ends)]
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for future in waiting:
-                future.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
+        await first_set(self._over, ends)

@@ -67,6 +67,11 @@ def parse_peer(text: str) -> tuple[str, int]:
     return host, int(port)
 
 
+def peer_text(host: str, port: int) -> str:
+    """HOST:PORT or [IPV6]:PORT, as `parse_peer` and addresses of the web have it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
 def _is_host(host: str) -> bool:
     """A name or an IP: with colons in it only an IPv6 address, perhaps with a scope."""
     if ":" not in host:

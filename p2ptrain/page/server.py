@@ -21,6 +21,7 @@ from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.control.lease import PageAddress
 from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.config import peer_text
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.net.forms import Range, Text
 from p2ptrain.net.write_form import write_form
@@ -195,7 +196,7 @@ class PageServer:
             )
         listening = self._listening.get(Reach.LAN)
         if listening is not None:
-            if _with_port(address, self._file.port) in listening.site.hosts:
+            if peer_text(address, self._file.port) in listening.site.hosts:
                 return
             await self._end(Reach.LAN)  # this device has another address now
         await self._listen(Reach.LAN, address, self._file.port)
@@ -224,7 +225,7 @@ class PageServer:
                 f"the page cannot be opened on {address}: {error.strerror or error}"
             ) from error
         port = runner.addresses[0][1]
-        names = {_with_port(address, port)}
+        names = {peer_text(address, port)}
         site.hosts = names | {f"localhost:{port}"} if reach is Reach.HERE else names
         site.port = port
         self._listening[reach] = _Listening(site, runner)
@@ -253,7 +254,7 @@ class PageServer:
         listening = self._listening[reach]
         token = self._sessions.new_token(reach, asyncio.get_running_loop().time())
         host = listening.runner.addresses[0][0]
-        return f"http://{_with_port(host, listening.site.port)}{path}?token={token}"
+        return f"http://{peer_text(host, listening.site.port)}{path}?token={token}"
 
     def _metrics_token(self) -> str:
         known = self._state.read(METRICS_TOKEN_FILE)
@@ -276,10 +277,6 @@ def _is_loopback(address: str) -> bool:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:
         return False
-
-
-def _with_port(address: str, port: int) -> str:
-    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
 
 
 def _failed(name: str, error: BaseException) -> None:

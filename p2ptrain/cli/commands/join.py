@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain import events
 from p2ptrain.aio import event_loop
+from p2ptrain.aio.tasks import first_set
 from p2ptrain.api.loading import load_training
 from p2ptrain.cli import arguments, startup
 from p2ptrain.cli import output as qr
 from p2ptrain.cli.arguments import name as device_name
 from p2ptrain.cli.more_members import WITH_PARENT, MoreMembers, end_with_stdin
 from p2ptrain.cli.output import Output, write_to
-from p2ptrain.cli.signals import first_of, sigterm_interrupts, stop_event
+from p2ptrain.cli.signals import sigterm_interrupts, stop_event
 from p2ptrain.cli.usage import DONE, UsageError
 from p2ptrain.control.lease import LeasedIdentity, Lender, NodeOptions
 from p2ptrain.control.member_lock import FolderLock
@@ -202,7 +203,7 @@ async def _join(
             if sleep.rejoin.is_set():
                 lender.window = place.window
                 sleep.has_left()
-                await first_of(stop, sleep.awake)
+                await first_set(stop, sleep.awake)
                 output.show(events.Warning(message=REJOINS))
             options = {**options, "name": place.name, "port": place.port, "code": None}
 
@@ -231,7 +232,7 @@ async def _be_member(
         lender.member, lender.page = node, page
         more.invites_by(node.invite)
         try:
-            await first_of(stop, lender.wanted, sleep.rejoin)
+            await first_set(stop, lender.wanted, sleep.rejoin)
         finally:
             lender.member = lender.page = None
         status = node.status()
