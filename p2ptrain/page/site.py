@@ -12,7 +12,6 @@ import time
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import resources
 from typing import Any, get_args
 
 from aiohttp import web
@@ -23,7 +22,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.net.write_form import write_form
 from p2ptrain.page.guard import HEADERS, JSON_ALONE, MAX_BODY_BYTES, why_refused
 from p2ptrain.page.metrics import CONTENT_TYPE, metrics_text
-from p2ptrain.page.mount import Mount
+from p2ptrain.page.mount import Mount, StaticPage
 from p2ptrain.page.sessions import COOKIE_SECONDS, GuessLimit, Reach, Sessions
 from p2ptrain.page.source import PageSource
 from p2ptrain.page.stream import TooManyBrowsers, as_json
@@ -38,8 +37,6 @@ _FILES = {
     "rounds.js": "text/javascript",
     "icon.svg": "image/svg+xml",
 }
-
-_SHELL = "page.html"
 
 _STRANGER = (
     "This page is not open to this browser, or its address was used already.\n"
@@ -92,16 +89,13 @@ class PageSite:
         self._metrics_token = metrics_token
         self._settings = settings or SiteSettings()
         self._guesses = GuessLimit()
-        folder = resources.files(__package__) / "static"
-        self._shell = (folder / _SHELL).read_text("utf-8")
-        self._files = {name: (folder / name).read_bytes() for name in _FILES}
+        self._shown = StaticPage(__package__, "page.html", _FILES)
 
     def application(self) -> web.Application:
         """For a runner, once."""
         app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[self._guard])
         app.on_response_prepare.append(_add_headers)
-        app.router.add_get("/", self._page, allow_head=False)
-        app.router.add_get("/static/{name}", self._file)
+        self._shown.add_routes(app.router, "/")
         app.router.add_get("/state", self._state)
         app.router.add_get("/rounds", self._rounds)
         app.router.add_get("/advice", self._advice)
@@ -178,15 +172,6 @@ class PageSite:
         return response
 
     # -- what is shown ---------------------------------------------------------------------------
-
-    async def _page(self, request: web.Request) -> web.Response:
-        return web.Response(text=self._shell, content_type="text/html")
-
-    async def _file(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name not in _FILES:
-            raise web.HTTPNotFound
-        return web.Response(body=self._files[name], content_type=_FILES[name], charset="utf-8")
 
     async def _state(self, request: web.Request) -> web.Response:
         return web.json_response(await self._source.sections(self._reach), dumps=as_json)

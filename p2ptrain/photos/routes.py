@@ -11,7 +11,6 @@ import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from importlib import resources
 from typing import Annotated, Any
 
 from aiohttp import web
@@ -19,7 +18,7 @@ from aiohttp import web
 from p2ptrain.errors import UserError, size_text
 from p2ptrain.net.forms import Text
 from p2ptrain.net.read_form import read_form
-from p2ptrain.page.mount import Mount
+from p2ptrain.page.mount import Mount, StaticPage
 from p2ptrain.page.sessions import Reach
 from p2ptrain.photos.folder import PhotoFolder
 from p2ptrain.photos.picture import PictureKind
@@ -74,9 +73,7 @@ class PhotoRoutes:
         self._settings = settings or UploadSettings()
         self._taking = asyncio.Semaphore(self._settings.at_once)
         self._coming = 0
-        static = resources.files(__package__) / "static"
-        self._shell = (static / "add.html").read_text("utf-8")
-        self._files = {name: (static / name).read_bytes() for name in _FILES}
+        self._shown = StaticPage(__package__, "add.html", _FILES)
 
     def mount(self) -> Mount:
         """For the page's server."""
@@ -87,23 +84,13 @@ class PhotoRoutes:
         async def state(request: web.Request) -> web.Response:
             return await self._state(reach)
 
-        router.add_get(PATH, self._page, allow_head=False)
-        router.add_get(f"{PATH}/static/{{name}}", self._file)
+        self._shown.add_routes(router, PATH)
         router.add_get(f"{PATH}/state", state)
         router.add_get(f"{PATH}/picture", self._picture)
         router.add_put(f"{PATH}/picture", self._add)
         router.add_post(f"{PATH}/move", self._move)
 
     # -- what is shown ---------------------------------------------------------------------------
-
-    async def _page(self, request: web.Request) -> web.Response:
-        return web.Response(text=self._shell, content_type="text/html")
-
-    async def _file(self, request: web.Request) -> web.Response:
-        name = request.match_info["name"]
-        if name not in _FILES:
-            raise web.HTTPNotFound
-        return web.Response(body=self._files[name], content_type=_FILES[name], charset="utf-8")
 
     async def _state(self, reach: Reach) -> web.Response:
         folder, device = self.folder, self._device()
