@@ -1,7 +1,6 @@
 """p2ptrain beside what a user would pick instead, on emulated households. Needs root, Linux.
 
     python -m tools.bench --out bench.json --only A/mobilenetv2/S --repeat 3
-    python -m tools.bench --out bench.json --simulate --only A
     python -m tools.bench --out bench.json --report bench.md
 
 Cells are HOUSEHOLD/MODEL/SIZE/SYSTEM; a filter may leave parts out, name several with commas, or
@@ -18,8 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tools.bench import cells
+from tools.bench.cells import WARM
 from tools.bench.results import Results, ResultsError
-from tools.bench.rounds import WARM
 from tools.bench.run import Wishes, run
 from tools.testbed.errors import HouseholdError
 
@@ -27,7 +26,7 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, simulate or report; the exit code."""
+    """Measure or report; the exit code."""
     parser = _parser()
     arguments = parser.parse_args(argv)
     try:
@@ -77,7 +76,6 @@ def _wishes(arguments: argparse.Namespace) -> Wishes:
         limit_seconds=arguments.limit,
         steady_rounds=arguments.rounds,
         settle_rounds=arguments.settle,
-        simulate=arguments.simulate,
         train_options=tuple(shlex.split(arguments.train)),
         rate=arguments.rate,
     )
@@ -106,9 +104,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--again", action="store_true", help="measure what the file has already")
     parser.add_argument(
         "--limit", type=float, default=300.0, metavar="S", help="seconds of a run (default: 300)"
-    )
-    parser.add_argument(
-        "--simulate", action="store_true", help="by p2ptrain's simulator, from measured profiles"
     )
     parser.add_argument(
         "--train", default="", metavar="OPTIONS", help='for p2ptrain, such as "--micro-batch 64"'

@@ -11,11 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench import models
-from tools.bench.cells import Cell
-from tools.bench.errors import CellError
-from tools.bench.processes import Company, Process
-from tools.bench.rounds import Rounds
-from tools.bench.usage import MemoryWatch, Reading
+from tools.bench.cells import Cell, Rounds
+from tools.bench.processes import CellError, Company, MemoryWatch, Process, Reading
 from tools.testbed import EmulatedDevice, Testbed
 
 CODE = "24681357"

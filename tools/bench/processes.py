@@ -1,4 +1,4 @@
-"""Processes on emulated devices that say JSON lines, and waiting for what they say.
+"""Processes on emulated devices that say JSON lines, waiting for what they say, what they spend.
 
 The devices are changed by the same thread that waits, so this is plain blocking code: one reader
 thread a pipe, one queue for everything that all processes of a cell say.
@@ -16,10 +16,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic
-from typing import IO, Any
+from time import monotonic, perf_counter
+from types import TracebackType
+from typing import IO, Any, Self
 
-from tools.bench.errors import CellError
 from tools.testbed import EmulatedDevice
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,6 +34,18 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
+
+
+class CellError(RuntimeError):
+    """A cell could not be measured; the run goes on with the next one.
+
+    Attributes:
+        cannot_run: the system says that it cannot train this model, so trying again is no use.
+    """
+
+    def __init__(self, message: str, cannot_run: bool = False) -> None:
+        super().__init__(message)
+        self.cannot_run = cannot_run
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,3 +220,65 @@ class Company:
     def seconds_left(self) -> float:
         """Until the time is up."""
         return max(0.0, self._deadline - monotonic())
+
+
+SAMPLE_SECONDS = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The counters of all devices at one moment."""
+
+    seconds: float
+    cpu_seconds: dict[str, float]
+    sent_bytes: dict[str, int]
+
+    @classmethod
+    def now(cls, devices: Sequence[EmulatedDevice]) -> Reading:
+        """Read them."""
+        return cls(
+            seconds=perf_counter(),
+            cpu_seconds={device.name: device.cpu_seconds() for device in devices},
+            sent_bytes={device.name: device.sent_bytes() for device in devices},
+        )
+
+    def until(self, end: Reading) -> dict[str, Any]:
+        """What was spent from this moment to `end`."""
+        return {
+            "wall_seconds": end.seconds - self.seconds,
+            "cpu_seconds": {
+                name: spent - self.cpu_seconds[name] for name, spent in end.cpu_seconds.items()
+            },
+            "sent_bytes": {
+                name: sent - self.sent_bytes[name] for name, sent in end.sent_bytes.items()
+            },
+        }
+
+
+class MemoryWatch:
+    """The most anonymous memory of each device, looked at twice a second, in a context."""
+
+    def __init__(self, devices: Sequence[EmulatedDevice]) -> None:
+        self._devices = devices
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self.peak_bytes = {device.name: 0 for device in devices}
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._done.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._done.wait(SAMPLE_SECONDS):
+            for device in self._devices:
+                now = device.anonymous_bytes_now()
+                self.peak_bytes[device.name] = max(self.peak_bytes[device.name], now)

@@ -1,23 +1,122 @@
-"""The results as one Markdown page."""
+"""From results to the numbers that are compared, and to one Markdown page of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from tools.bench import targets
-from tools.bench.cells import PLANNERS, SYSTEMS, Cell
-from tools.bench.fractions import Row, rows, same_training
+from tools.bench import alone
+from tools.bench.cells import BATCH_SIZES, HOUSEHOLDS, MODELS, PLANNERS, SIZES, SYSTEMS, Cell, Place
 from tools.bench.results import Results
 
+COMPARED = ("ddp", "torch-pp")
+"""The better of these is what p2ptrain is held against."""
+HEADLINE = "auto"
+OVER_RIVALS = {"S": 1.25, "L": 1.1}
+"""At least so many times the better of DistributedDataParallel and torch pipelining."""
+_COLUMNS = ("A", "B", "C", "D", "F", "B1000")
+_FRACTIONS = {
+    "mobilenetv2": (".84 .84 .83 .85 .90 .89", ".88 .87 .85 .87 .92 .91"),
+    "efficientnet_b1": (".56 .58 .59 .63 .78 .69", ".78 .79 .78 .82 .85 .82"),
+    "resnet50": (".32 .37 .37 .43 .63 .49", ".55 .60 .58 .63 .80 .70"),
+    "vit": (".70 .72 .72 .75 .79 .80", ".76 .77 .74 .80 .84 .84"),
+    "bert_small": (".62 .63 .61 .71 .75 .74", ".70 .70 .68 .76 .80 .80"),
+}
+_LINEAR = {"P2": 0.92, "P3": 0.90, "P4": 0.89, "P5": 0.87, "P6": 0.86}
 _COMPARED_STEP = 2
 """The round, from 0, whose loss every system has."""
 
 
-def write_report(results: Results, file: Path) -> None:
-    """Write the page."""
-    file.write_text(page(results, rows(results)), encoding="utf-8")
+def target(household: str, model: str, size: str) -> float | None:
+    """The part of aggregate to reach, what the best 1F1B plans known reach in simulation, less 5%.
+
+    None where nothing is asked.
+    """
+    if model == "mobilenetv2" and size == "L" and household in _LINEAR:
+        return _LINEAR[household]
+    if household not in _COLUMNS:
+        return None
+    row = _FRACTIONS[model]["SL".index(size)]
+    return float(row.split()[_COLUMNS.index(household)])
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One household, model and size.
+
+    Attributes:
+        aggregate: samples/s of all devices alone, as last measured.
+        measured: by system, the median fraction of aggregate.
+        predicted: by planner, what `train` predicted of its plan, as a fraction.
+        missing: by system, why there is no figure.
+    """
+
+    place: tuple[str, str, str]
+    aggregate: float
+    measured: dict[str, float]
+    predicted: dict[str, float]
+    missing: dict[str, str]
+
+    @property
+    def rival(self) -> float | None:
+        """The better rival's fraction."""
+        return max((self.measured[s] for s in COMPARED if s in self.measured), default=None)
+
+    @property
+    def best_of_ours(self) -> tuple[str, float] | None:
+        """`auto`'s fraction, or until that is measured the best planner's."""
+        if HEADLINE in self.measured:
+            return HEADLINE, self.measured[HEADLINE]
+        ours = [(self.measured[name], name) for name in PLANNERS if name in self.measured]
+        return (max(ours)[1], max(ours)[0]) if ours else None
+
+    @property
+    def over_rival(self) -> float | None:
+        """How many times the better rival's speed."""
+        if self.best_of_ours is None or self.rival is None:
+            return None
+        return self.best_of_ours[1] / self.rival
+
+
+def rows(results: Results) -> list[Row]:
+    """Those of which anything is known, in the order of measuring."""
+    every = (_row(results, place) for place in product(HOUSEHOLDS, MODELS, SIZES))
+    return [row for row in every if row.measured or row.missing]
+
+
+def _row(results: Results, place: tuple[str, str, str]) -> Row:
+    household, model, size = place
+    keys = {system: Cell(*place, system).key for system in SYSTEMS}
+    kept = results.get("alone", Place(household, model).key)
+    return Row(
+        place,
+        aggregate=alone.aggregate(kept, BATCH_SIZES[model][size]) if kept else float("nan"),
+        measured={name: part for name, key in keys.items() if (part := results.fraction(key))},
+        predicted={name: part for name, key in keys.items() if (part := _predicted(results, key))},
+        missing={name: why for name, key in keys.items() if (why := results.why_not(key))},
+    )
+
+
+def _predicted(results: Results, key: str) -> float | None:
+    """The last run's, as a fraction."""
+    for run in reversed(results.runs(key)):
+        if "predicted_samples_per_s" in run:
+            return float(run["predicted_samples_per_s"] / run["aggregate"])
+    return None
+
+
+def same_training(results: Results, row: Row, step: int) -> dict[str, float]:
+    """Each system's loss of round `step` (from 0) in its last run, to compare."""
+    losses = {}
+    for system in SYSTEMS:
+        runs = results.runs(Cell(*row.place, system).key)
+        known = [run["losses"] for run in runs if len(run.get("losses", ())) > step]
+        if known:
+            losses[system] = known[-1][step]
+    return losses
 
 
 def page(results: Results, known: Sequence[Row]) -> str:
@@ -30,9 +129,8 @@ def page(results: Results, known: Sequence[Row]) -> str:
         "`target`: what the best 1F1B plans known reach in simulation, less 5%. `times rival`: "
         "`auto` (or the best planner measured) by the better of ddp and torch-pp.",
         table(_fraction_rows(known)),
-        "## Predicted and simulated",
-        "Fractions again. `predicted`: what `train` said of its plan; `plain` and `overlap`: the "
-        "simulator's plan by either cost model, from profiles measured on the same devices.",
+        "## Predicted",
+        "Fractions again: what `train` said of its plan.",
         table(_prediction_rows(known)),
         "## What one round costs",
         "Over the rounds that count, the mean of a round, all devices together.",
@@ -44,6 +142,11 @@ def page(results: Results, known: Sequence[Row]) -> str:
         *_missing(known),
     ]
     return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def write_report(results: Results, file: Path) -> None:
+    """Write the page."""
+    file.write_text(page(results, rows(results)), encoding="utf-8")
 
 
 def table(lines: Sequence[Sequence[str]]) -> str:
@@ -77,43 +180,31 @@ def _devices(devices: Sequence[dict[str, Any]]) -> str:
 
 
 def _fraction_rows(known: Sequence[Row]) -> list[Sequence[str]]:
-    systems = [name for name in SYSTEMS if any(_has(row, name) for row in known)]
+    systems = [s for s in SYSTEMS if any(s in row.measured or s in row.missing for row in known)]
     head = ("household", "model", "size", "aggregate", *systems, "target", "times rival", "asked")
-    return [head, *(_fraction_row(row, systems) for row in known if row.measured or row.missing)]
-
-
-def _has(row: Row, system: str) -> bool:
-    return system in row.measured or system in row.missing
+    return [head, *(_fraction_row(row, systems) for row in known)]
 
 
 def _fraction_row(row: Row, systems: Sequence[str]) -> Sequence[str]:
     return (
-        *_place(row),
+        *row.place,
         f"{row.aggregate:.4g}/s",
-        *(_measured(row, system) for system in systems),
-        _number(row.target),
+        *(_number(row.measured.get(s)) or ("no" if s in row.missing else "") for s in systems),
+        _number(target(*row.place)),
         _number(row.over_rival),
-        f"{targets.OVER_RIVALS[row.size]:g}",
+        f"{OVER_RIVALS[row.place[-1]]:g}",
     )
 
 
-def _measured(row: Row, system: str) -> str:
-    if system in row.measured:
-        return f"{row.measured[system]:.2f}"
-    return "no" if system in row.missing else ""
-
-
 def _prediction_rows(known: Sequence[Row]) -> list[Sequence[str]]:
-    lines: list[Sequence[str]] = [
-        ("household", "model", "size", "planner", "measured", "predicted", "plain", "overlap")
+    return [
+        ("household", "model", "size", "planner", "measured", "predicted"),
+        *(
+            (*row.place, name, _number(row.measured.get(name)), _number(predicted))
+            for row in known
+            for name, predicted in row.predicted.items()
+        ),
     ]
-    for row in known:
-        for name in PLANNERS:
-            if name in row.predicted or name in row.simulated:
-                plain, overlap = row.simulated.get(name, (None, None))
-                figures = (row.measured.get(name), row.predicted.get(name), plain, overlap)
-                lines.append((*_place(row), name, *map(_number, figures)))
-    return lines
 
 
 def _spending_rows(results: Results, known: Sequence[Row]) -> list[Sequence[str]]:
@@ -122,10 +213,10 @@ def _spending_rows(results: Results, known: Sequence[Row]) -> list[Sequence[str]
     ]
     for row in known:
         for system in SYSTEMS:
-            cell = Cell(row.household, row.model, row.size, system)
+            cell = Cell(*row.place, system)
             runs = [run for run in results.runs(cell.key) if "spent" in run]
             if runs:
-                lines.append((*_place(row), system, *_spent(results, cell, runs[-1])))
+                lines.append((*row.place, system, *_spent(results, cell, runs[-1])))
     return lines
 
 
@@ -135,12 +226,8 @@ def _spent(results: Results, cell: Cell, run: dict[str, Any]) -> Sequence[str]:
     devices = results.get("households", cell.household)["devices"]
     shares = sum(d["cores"] for d in devices if d["name"] in spent["cpu_seconds"])
     sent = sum(spent["sent_bytes"].values()) / 1e6
-    return (
-        f"{wall / count:.2f}",
-        f"{cpu / count:.2f}",
-        f"{cpu / (wall * shares):.0%}",
-        f"{sent / count:.1f}",
-    )
+    of_shares = f"{cpu / (wall * shares):.0%}"
+    return f"{wall / count:.2f}", f"{cpu / count:.2f}", of_shares, f"{sent / count:.1f}"
 
 
 def _loss_rows(results: Results, known: Sequence[Row]) -> list[Sequence[str]]:
@@ -150,21 +237,17 @@ def _loss_rows(results: Results, known: Sequence[Row]) -> list[Sequence[str]]:
     for row, own in zip(known, losses, strict=True):
         if own:
             figures = (f"{own[name]:.6f}" if name in own else "" for name in systems)
-            lines.append((*_place(row), *figures))
+            lines.append((*row.place, *figures))
     return lines
 
 
 def _missing(known: Sequence[Row]) -> list[str]:
     reasons = [
-        f"- {row.household} {row.model} {row.size} {system}: {reason}"
+        f"- {' '.join(row.place)} {system}: {reason}"
         for row in known
         for system, reason in row.missing.items()
     ]
     return ["## Not measured", "\n".join(reasons)] if reasons else []
-
-
-def _place(row: Row) -> tuple[str, str, str]:
-    return row.household, row.model, row.size
 
 
 def _number(value: float | None) -> str:

@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from tools.bench import alone, profiles, rivals
-from tools.bench.cells import Cell, Place
-from tools.bench.errors import CellError
+from tools.bench import alone, rivals
+from tools.bench.cells import WARM, Cell, Place, rounds_of
 from tools.bench.household_run import HouseholdRuns
-from tools.bench.results import Results
-from tools.bench.rounds import WARM, rounds_of
-from tools.bench.versions import age_seconds, machine, now, versions
+from tools.bench.processes import CellError
+from tools.bench.results import Results, age_seconds, machine, now, versions
 from tools.testbed import Household, Testbed
 
 
@@ -38,7 +35,6 @@ class Wishes:
         limit_seconds: of one run, or of one measurement of the devices.
         steady_rounds: that count.
         settle_rounds: of p2ptrain, before those.
-        simulate: the simulator's figures instead of real ones.
         reference_seconds: how long the devices' speeds alone hold; then they are measured again,
             as a machine that others use changes from hour to hour.
         train_options: more of them for `p2ptrain train`, such as a fixed micro-batch.
@@ -50,7 +46,6 @@ class Wishes:
     limit_seconds: float = 300.0
     steady_rounds: int = 4
     settle_rounds: int = WARM
-    simulate: bool = False
     reference_seconds: float = 300.0
     train_options: tuple[str, ...] = ()
     rate: str | None = None
@@ -78,23 +73,8 @@ class Bench:
                 if self._results.runs_missing(cell.key, number + 1):
                     self._measure(cell)
 
-    def simulate(self, cells: Sequence[Cell]) -> None:
-        """The simulator's figures of every planner's cell."""
-        from tools.bench.simulated import simulate
-
-        for cell in cells:
-            kept = self._results.get("simulated", cell.key)
-            if cell.is_rival or (kept and not self._wishes.again):
-                continue
-            measured = self._once("profiles", cell.place, profiles.measure)
-            if measured is None:
-                continue
-            figures = simulate(cell, measured)
-            self._results.put("simulated", cell.key, figures)
-            _tell(f"{cell.key}: {_simulated_line(figures)}")
-
     def _measure(self, cell: Cell) -> None:
-        speeds = self._once("alone", cell.place, self._alone, self._wishes.reference_seconds)
+        speeds = self._alone(cell.place)
         if speeds is None:
             return
         begin = monotonic()
@@ -119,10 +99,6 @@ class Bench:
             runs = HouseholdRuns(testbed, folder, limit, self._wishes.train_options)
             return runs.run(cell, rounds)
 
-    def _alone(self, place: Place, testbed: Testbed, limit_seconds: float) -> dict[str, Any]:
-        before = None if self._wishes.again else self._results.get("alone", place.key)
-        return alone.measure(place, testbed, limit_seconds, before)
-
     def _blocks(self, cell: Cell) -> list[tuple[str, float]]:
         key = f"{cell.model}/{cell.size}"
         kept = self._results.get("blocks", key)
@@ -133,26 +109,22 @@ class Bench:
             self._results.put("blocks", key, kept)
         return [(name, seconds) for name, seconds in kept["blocks"]]
 
-    def _once(
-        self,
-        part: str,
-        place: Place,
-        measure: Callable[[Place, Testbed, float], dict[str, Any]],
-        holds_seconds: float = inf,
-    ) -> dict[str, Any] | None:
-        """What is measured once a household and model; None where it fails."""
-        kept: dict[str, Any] | None = self._results.get(part, place.key)
+    def _alone(self, place: Place) -> dict[str, Any] | None:
+        """What the devices reach alone, unless it is known of late; None where it fails."""
+        kept: dict[str, Any] | None = self._results.get("alone", place.key)
+        holds_seconds = self._wishes.reference_seconds
         if kept is not None and age_seconds(kept["measured_at"]) <= holds_seconds:
             return kept
-        _tell(f"{place.key}: measuring the devices ({part})")
+        _tell(f"{place.key}: measuring the devices")
+        before = None if self._wishes.again else kept
         try:
             with self._testbed(place.household) as testbed:
-                measured = measure(place, testbed, self._wishes.limit_seconds)
+                measured = alone.measure(place, testbed, self._wishes.limit_seconds, before)
         except CellError as error:
-            _tell(f"{place.key}: {part} not measured: {error}")
+            _tell(f"{place.key}: not measured: {error}")
             return None
         kept = {"measured_at": now(), **measured}
-        self._results.put(part, place.key, kept)
+        self._results.put("alone", place.key, kept)
         return kept
 
     def _testbed(self, name: str) -> Testbed:
@@ -173,18 +145,14 @@ class Bench:
 
 
 def run(cells: Sequence[Cell], results: Results, wishes: Wishes) -> None:
-    """Measure or simulate `cells`. KeyboardInterrupt leaves the file with what is done.
+    """Measure `cells`. KeyboardInterrupt leaves the file with what is done.
 
     Raises:
         ResultsError: the file has figures of other devices or cables.
         HouseholdError: no household, or the rate is none.
     """
     with tempfile.TemporaryDirectory(prefix="p2ptrain-bench-") as states:
-        bench = Bench(results, wishes, Path(states))
-        if wishes.simulate:
-            bench.simulate(cells)
-        else:
-            bench.run(cells)
+        Bench(results, wishes, Path(states)).run(cells)
 
 
 def _line(run: dict[str, Any]) -> str:
@@ -194,15 +162,6 @@ def _line(run: dict[str, Any]) -> str:
     predicted = run.get("predicted_samples_per_s")
     said = f", predicted {predicted / reference:.2f}" if predicted else ""
     return f"{speed:.1f} samples/s, {speed / reference:.2f} of aggregate{said}"
-
-
-def _simulated_line(figures: dict[str, Any]) -> str:
-    return ", ".join(
-        f"{kind} {figures[kind]['fraction']:.2f}"
-        if "fraction" in figures[kind]
-        else f"{kind}: {figures[kind]['error']}"
-        for kind in ("plain", "overlap")
-    )
 
 
 def _tell(line: str) -> None:

@@ -2,53 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 import warnings
-from collections.abc import Callable, Mapping
-from typing import Any
 
-from tools.bench.errors import CannotRunError
-from tools.bench.worker.channel import Channel
+import torch
 
+from tools.bench.worker.channel import CannotRunError, Channel
 
-def _task(name: str) -> Callable[[Mapping[str, Any], Channel], None]:
-    if name == "alone":
-        from tools.bench.worker import alone
-
-        return alone.run
-    if name == "torch":
-        from tools.bench.worker import plain
-
-        return plain.run
-    if name in ("ddp", "ddp-default"):
-        from tools.bench.worker import ddp
-
-        return ddp.run
-    if name == "torch-pp":
-        from tools.bench.worker import pipelining
-
-        return pipelining.run
-    if name == "blocks":
-        from tools.bench.worker import blocks
-
-        return blocks.run
-    if name == "units":
-        from tools.bench.worker import units
-
-        return units.run
-    raise SystemExit(f"there is no task {name!r}")
+TASKS = {
+    "alone": ("alone", "run"),
+    "torch": ("alone", "run_plain"),
+    "ddp": ("ddp", "run"),
+    "ddp-default": ("ddp", "run"),
+    "torch-pp": ("pipelining", "run"),
+    "blocks": ("blocks", "run"),
+}
+"""Task -> its module, loaded when it is asked for, and the function there."""
 
 
 def main() -> None:
     """Run the task that the command line names; an error is the last thing said."""
     warnings.simplefilter("ignore")
     channel = Channel()
-    import torch
-
     torch.set_num_threads(1)
+    module, function = TASKS[sys.argv[1]]
     try:
-        _task(sys.argv[1])(json.loads(sys.argv[2]), channel)
+        task = getattr(importlib.import_module(f"tools.bench.worker.{module}"), function)
+        task(json.loads(sys.argv[2]), channel)
     except Exception as error:
         refused = isinstance(error, CannotRunError)
         message = str(error) if refused else f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""How fast a device is by itself, with its best micro-batch: its part of `aggregate`.
+"""One device: how fast it is by itself, its part of `aggregate`, and plain torch's rounds on it.
 
 All devices of a household are measured at the same time, as they share this machine's caches and
 cores' halves in every other measurement too. Who is done works on until the last one is.
@@ -14,9 +14,7 @@ from typing import Any
 import torch
 
 from tools.bench import models
-from tools.bench.worker.channel import Channel
-from tools.bench.worker.samples import Samples, optimizer_of
-from tools.bench.worker.stopwatch import timed
+from tools.bench.worker.channel import Channel, Samples, optimizer_of, run_rounds, timed
 
 SIZES = (4, 8, 16, 32, 64, 128, 256)
 """Micro-batches tried, until larger ones do not pay."""
@@ -97,3 +95,26 @@ def _peak_bytes() -> int:
 def _update_seconds(device: Device, size: int) -> float:
     device.piece(size)
     return timed(device.update)
+
+
+def run_plain(task: Mapping[str, Any], channel: Channel) -> None:
+    """Whole rounds with gradients accumulated over micro-batches, as in a user's own loop."""
+    training = models.load(task["model"])
+    samples = Samples.make(training, task["batch_size"])
+    model = training.build()
+    optimizer = optimizer_of(model)
+    losses: list[float] = []
+
+    def one_round(number: int) -> None:
+        chosen = samples.of_round(number)
+        losses.append(0.0)
+        for inputs, targets in samples.pieces(chosen, task["micro_batch"]):
+            loss = training.loss(model(inputs), targets) * (len(targets) / len(chosen))
+            torch.autograd.backward(loss)
+            losses[-1] += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    channel.ready()
+    seconds = run_rounds(channel, one_round, task["warm"], task["steady"])
+    channel.say("measured", seconds=seconds, losses=losses)

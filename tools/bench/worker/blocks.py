@@ -21,8 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from tools.bench import models
-from tools.bench.worker.channel import Channel
-from tools.bench.worker.samples import Samples
+from tools.bench.worker.channel import Channel, Samples
 
 _PATTERNS = {
     "mobilenetv2": (

@@ -20,9 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tools.bench import models
 from tools.bench.models import Training
 from tools.bench.worker import group
-from tools.bench.worker.channel import Channel
-from tools.bench.worker.samples import Samples, optimizer_of
-from tools.bench.worker.stopwatch import run_rounds
+from tools.bench.worker.channel import Channel, Samples, optimizer_of, run_rounds
 
 
 @dataclass(frozen=True, slots=True)

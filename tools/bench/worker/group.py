@@ -11,7 +11,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from tools.bench.worker.stopwatch import Round, timed
+from tools.bench.worker.channel import Round, timed
 
 PORT = 29_517
 TRY_SECONDS = 60.0

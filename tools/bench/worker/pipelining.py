@@ -22,11 +22,8 @@ from torch.distributed.pipelining import Schedule1F1B, SplitPoint, pipeline
 from torch.distributed.pipelining.stage import build_stage
 
 from tools.bench import models
-from tools.bench.errors import CannotRunError
 from tools.bench.worker import group
-from tools.bench.worker.channel import Channel
-from tools.bench.worker.samples import Samples, optimizer_of
-from tools.bench.worker.stopwatch import run_rounds
+from tools.bench.worker.channel import CannotRunError, Channel, Samples, optimizer_of, run_rounds
 
 _CPU = torch.device("cpu")
 _LOST = "gloo/transport"

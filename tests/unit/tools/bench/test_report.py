@@ -6,12 +6,10 @@ from typing import Any
 
 import pytest
 
-from tools.bench import alone, targets
-from tools.bench.cells import BATCH_SIZES, Cell, Place
-from tools.bench.fractions import rows, same_training
-from tools.bench.report import page, table
+from tools.bench import alone
+from tools.bench.cells import BATCH_SIZES, Cell, Place, Rounds, rounds_of
+from tools.bench.report import page, rows, same_training, table, target
 from tools.bench.results import Results
-from tools.bench.rounds import Rounds, rounds_of
 
 
 def device(cores: float, piece_seconds: float) -> dict[str, Any]:
@@ -69,7 +67,6 @@ def test_fractions_and_ratio_to_the_better_rival() -> None:
     assert row.best_of_ours[0] == "auto"
     assert row.best_of_ours[1] == pytest.approx(0.75)
     assert row.over_rival == pytest.approx(1.5)
-    assert row.target == 0.70
 
 
 def test_a_fraction_is_of_what_the_devices_reached_at_that_time() -> None:
@@ -102,12 +99,12 @@ def test_losses_of_one_round_side_by_side() -> None:
 
 
 def test_targets_stand_where_they_are_asked() -> None:
-    assert targets.fraction("A", "mobilenetv2", "S") == 0.84
-    assert targets.fraction("B1000", "bert_small", "L") == 0.80
-    assert targets.fraction("C", "resnet50", "L") == 0.58
-    assert targets.fraction("P6", "mobilenetv2", "L") == 0.86
-    assert targets.fraction("P1", "mobilenetv2", "L") is None
-    assert set(BATCH_SIZES) == set(targets._FRACTIONS)
+    assert target("A", "mobilenetv2", "S") == 0.84
+    assert target("B1000", "bert_small", "L") == 0.80
+    assert target("C", "resnet50", "L") == 0.58
+    assert target("P6", "mobilenetv2", "L") == 0.86
+    assert target("P1", "mobilenetv2", "L") is None
+    assert all(target("A", model, "S") is not None for model in BATCH_SIZES)
 
 
 def test_the_page_has_the_figures_and_says_what_is_missing() -> None:

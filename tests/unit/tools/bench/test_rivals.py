@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tools.bench.errors import CannotRunError
 from tools.bench.results import Results
+from tools.bench.worker.channel import CannotRunError
 from tools.bench.worker.group import try_more
 
 

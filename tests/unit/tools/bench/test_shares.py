@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.bench.shares import balanced_cuts, even_pieces, weighted_shares
+from tools.bench.rivals import balanced_cuts, weighted_shares
+from tools.bench.worker.channel import even_pieces
 
 exactly = settings(derandomize=True, deadline=None, max_examples=60)
 weights = st.lists(st.floats(0.05, 1.0), min_size=1, max_size=6)
