@@ -5,9 +5,6 @@
     cable     the member's cable is pulled (network namespaces, as root); the same bar
     busy      freezes of the event loop or of the interpreter, 0.1 to 2 s long, at up to half of the
               members at a time, all of them under full load; bar: none is declared dead
-    slow      members that add up in a ring; one cable after the other, or those of `--cables`
-              neighbours at once, falls to a hundredth for 15 s (namespaces, as root); bar: none
-              is declared dead
     zombie    the coordinator frozen until there is another one, then thawed: its commands must be
               refused, the new one elected within 3 s of the verdict
 
@@ -35,11 +32,9 @@ from tools.detection.members import Members, Place
 from tools.detection.trials import (
     Failure,
     Found,
-    Slowed,
     Zombies,
     measure,
     measure_freezes,
-    measure_slow,
     measure_zombies,
     quantile,
 )
@@ -48,22 +43,19 @@ from tools.testbed.network import Network
 LOOPBACK = Place("127.0.0.1")
 BARS_SECONDS = {Failure.KILL: 0.25, Failure.FREEZE: 5.0, Failure.CABLE: 5.0}
 ELECTED_BAR_SECONDS = 3.0
-SLOWER = 100
 
 
 def main() -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Formatter)
-    kinds = [*(str(failure) for failure in Failure), "busy", "slow", "zombie"]
+    kinds = [*(str(failure) for failure in Failure), "busy", "zombie"]
     parser.add_argument("kinds", nargs="+", choices=kinds)
     parser.add_argument("--members", nargs="+", type=int, default=[4], help="household sizes")
     parser.add_argument("--trials", type=int, default=100, help="of each kind and size")
     parser.add_argument("--households", type=int, default=1, help="at once; they share the trials")
     parser.add_argument("--seconds", type=float, default=200.0, help="most for a kind and size")
     parser.add_argument("--load", choices=("", "hash", "torch"), default="", help="of each member")
-    parser.add_argument("--sums", action="store_true", help="they add up in a ring (slow: always)")
-    parser.add_argument("--rate", type=float, default=20.0, help="Mbit/s of cables (cable, slow)")
-    parser.add_argument("--cables", type=int, default=1, help="slow ones at once (slow)")
+    parser.add_argument("--rate", type=float, default=20.0, help="Mbit/s of cables")
     parser.add_argument("--without-health", action="store_true", help="switch local health off")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -81,7 +73,7 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
 async def _measure_kind(kind: str, size: int, options: argparse.Namespace) -> bool:
     deadline = time.monotonic() + options.seconds
     rng = Random(f"{options.seed} {kind} {size}")
-    found, zombies, slowed = Found(), Zombies(), Slowed()
+    found, zombies = Found(), Zombies()
     freezes = list[tuple[int, list[str]]]()
     share = -(-options.trials // options.households)
 
@@ -90,30 +82,19 @@ async def _measure_kind(kind: str, size: int, options: argparse.Namespace) -> bo
         with ExitStack() as stack:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
             places, cable = [LOOPBACK], None
-            if kind in (Failure.CABLE, "slow") or options.sums:
+            if kind == Failure.CABLE:
                 network = stack.enter_context(Network(size, f"{options.rate}mbit"))
                 places = [Place(network.address(i), tuple(network.prefix(i))) for i in range(size)]
                 cable = partial(_set_cable, network)
-                rate = partial(_set_rate, network, options.rate)
             settings = Settings(
-                "",
-                "",
-                "",
-                0,
-                (),
-                not options.without_health,
-                options.load,
-                kind == "zombie",
-                kind == "slow" or options.sums,
+                local_health=not options.without_health,
+                load=options.load,
+                commands=kind == "zombie",
             )
             async with Members(folder, size, places, settings) as members:
                 match kind:
                     case "busy":
                         freezes.append(await measure_freezes(members, own, share, deadline))
-                    case "slow":
-                        await measure_slow(
-                            members, own, share, deadline, slowed, rate, options.cables
-                        )
                     case "zombie":
                         await measure_zombies(members, share, deadline, zombies)
                     case _:
@@ -126,8 +107,6 @@ async def _measure_kind(kind: str, size: int, options: argparse.Namespace) -> bo
     match kind:
         case "busy":
             return _show_freezes(size, freezes, options)
-        case "slow":
-            return _show_slowed(size, slowed, options)
         case "zombie":
             return _show_zombies(size, zombies)
         case _:
@@ -137,10 +116,6 @@ async def _measure_kind(kind: str, size: int, options: argparse.Namespace) -> bo
 def _set_cable(network: Network, name: str, plugged: bool) -> None:
     change = network.plug_cable if plugged else network.pull_cable
     change(ord(name) - ord("a"))
-
-
-def _set_rate(network: Network, mbit: float, name: str, slow: bool) -> None:
-    network.cables[ord(name) - ord("a")].set_rate(mbit / SLOWER if slow else mbit)
 
 
 def _show(failure: Failure, size: int, found: Found) -> bool:
@@ -168,17 +143,6 @@ def _show_freezes(
     print(f"{len(deaths)} false deaths")
     print("\n".join(f"  {line}" for line in deaths[:20]))
     return bool(deaths) == options.without_health
-
-
-def _show_slowed(size: int, slowed: Slowed, options: argparse.Namespace) -> bool:
-    deaths = [death for trial in slowed.deaths for death in trial]
-    print(f"slow, {size} members, cables of {options.rate:g} Mbit/s, {len(slowed.deaths)} trials:")
-    hit, broken = sum(map(bool, slowed.deaths)), sum(map(bool, slowed.broken))
-    print(f"  {hit} with false deaths ({len(deaths)}), {broken} with broken links;", end=" ")
-    print(f"{sum(slowed.sums)} chunks while slow")
-    print(f"  {'all had some once it was fast again':40} {spread(slowed.again)}")
-    print("\n".join(f"  {line}" for line in deaths))
-    return not deaths
 
 
 def _show_zombies(size: int, zombies: Zombies) -> bool:

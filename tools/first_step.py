@@ -1,36 +1,42 @@
 """How long from `p2ptrain train` to the first step, on an emulated household. Needs root, Linux.
 
     python tools/first_step.py --shares 0.8,0.2,0.2,0.2,0.2 --rate 100mbit
-    python tools/first_step.py --household A --lift --runs 2 \
-        --job tools/bench/models/mobilenetv2.py -o batch_size=1024
+    python tools/first_step.py --household A --lift --runs 2 -o batch_size=1024
 
 The members are up, paired and idle before `train` starts; every device has its own network
 namespace, its share of a core and its cable. Prints one JSON object a run; with `--phases` also
-what each device did when (begin, end and length in seconds after the start).
+what each device did when (begin, end and length in seconds after the start), from its log.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from tools.bench.models import SCRIPT  # noqa: E402
 from tools.bench.processes import Company, Process  # noqa: E402
-from tools.first_step_phases import phases  # noqa: E402
 from tools.testbed import EmulatedDevice, Household, Testbed  # noqa: E402
 
 CODE = "24681357"
 LIMIT_SECONDS = 280.0
 END_SECONDS = 30.0
 MILESTONES = ("ready", "plan", "step")
+_LINE = re.compile(
+    r"(?P<time>\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}) INFO \S+ event='(?P<what>\w+)' "
+    r"(?:.* )?seconds=(?P<seconds>[0-9.]+)"
+)
 
 
 class Runs:
@@ -63,7 +69,7 @@ class Runs:
         device, options = self._devices[0], self._arguments
         command = self._command(
             device,
-            *("train", str(options.job), "--wait-for", str(len(self._devices)), "--fresh"),
+            *("train", options.job, "--wait-for", str(len(self._devices)), "--fresh"),
             *("--steps", str(options.steps), "--planner", options.planner),
             *(part for option in options.option for part in ("-o", option)),
         )
@@ -111,12 +117,51 @@ def _first(process: Process, kind: str) -> dict[str, Any]:
     return next(event for event in process.said if event["event"] == kind)
 
 
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Something that a device did.
+
+    Attributes:
+        begin, end: seconds after `train` was started.
+    """
+
+    device: str
+    what: str
+    begin: float
+    end: float
+
+    def __str__(self) -> str:
+        seconds = self.end - self.begin
+        return f"{self.begin:6.2f} {self.end:6.2f} {seconds:6.2f}  {self.device:<10} {self.what}"
+
+
+def phases(logs: Mapping[str, Sequence[str]], started: float, until: float) -> list[Phase]:
+    """Every phase that ended between start and first step, in the order of the ends.
+
+    Args:
+        logs: device -> the lines of its stderr.
+        started: when `train` was, in seconds since 1970.
+        until: seconds after `started`.
+    """
+    found = [phase for name, lines in logs.items() for phase in _phases(name, lines, started)]
+    return sorted((p for p in found if 0 <= p.end <= until), key=lambda p: (p.end, p.begin))
+
+
+def _phases(device: str, lines: Sequence[str], started: float) -> Iterator[Phase]:
+    for line in lines:
+        match = _LINE.match(line)
+        if match is not None:
+            at = datetime.strptime(match["time"], "%Y-%m-%d %H:%M:%S,%f").timestamp()
+            end = at - started
+            yield Phase(device, match["what"], end - float(match["seconds"]), end)
+
+
 def _parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--shares", default="0.8,0.2,0.2,0.2,0.2", help="cores, the holder's first")
     parser.add_argument("--rate", default="100mbit", help="of every cable, as tc writes it")
     parser.add_argument("--household", help="of tools/testbed/households, instead of the two")
-    parser.add_argument("--job", type=Path, default=ROOT / "tools" / "first_step_job.py")
+    parser.add_argument("--job", default=SCRIPT)
     parser.add_argument("-o", dest="option", action="append", default=[], metavar="KEY=VALUE")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--planner", default="auto")

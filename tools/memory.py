@@ -2,7 +2,7 @@
 
     unshare -rn bash -c 'ip link set lo up; python tools/memory.py [--only NAME,NAME]'
 
-For each setting a household is started, and trains a model of `tools/bench/models`. Measured is the
+For each setting a household trains a model of `tools/bench/models.py`. Measured is the
 most anonymous memory (RssAnon) of each process, read some fifty times a second, above what the
 process takes before the job: a member that is ready, and the holder when it has its script, its
 model and its data (exporting the model, some 40 MB, counts). Profiles, which run the whole model,
@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from tests.system.household import Device, Household  # noqa: E402
-from tools.bench.models import script  # noqa: E402
+from tools.bench.models import SCRIPT  # noqa: E402
 
 CODE = "24681357"
 START_SECONDS = 180.0
@@ -199,7 +199,7 @@ async def measure(setting: Setting, steps: int, folder: Path) -> list[Row]:
 
 def _arguments(setting: Setting, steps: int, folder: Path) -> Sequence[str]:
     return (
-        str(script(setting.model)),
+        *(SCRIPT, "-o", f"model={setting.model}"),
         *("--wait-for", str(setting.devices), "--code", CODE, "--memory", "8GiB"),
         *("-o", f"batch_size={setting.batch_size}", "--micro-batch", str(setting.micro_batch)),
         *("--planner", setting.planner, "--steps", str(steps), "--no-replan", "--debug"),

@@ -32,7 +32,7 @@ SILENCE_SECONDS = 2.0
 
 
 def _settings(*, local_health: bool = True, load: str = "", commands: bool = False) -> Settings:
-    return Settings("", "", "", 0, (), local_health, load, commands)
+    return Settings(local_health=local_health, load=load, commands=commands)
 
 
 def _later(seconds: float) -> float:

@@ -64,8 +64,8 @@ class HouseholdRuns:
     def _train(self, cell: Cell, rounds: Rounds) -> Sequence[str]:
         holder = self._testbed.devices[0]
         return (
-            *("-m", "p2ptrain", "train", str(models.script(cell.model))),
-            *("-o", f"batch_size={cell.batch_size}"),
+            *("-m", "p2ptrain", "train", models.SCRIPT),
+            *("-o", f"model={cell.model}", "-o", f"batch_size={cell.batch_size}"),
             *("--planner", cell.system, "--steps", str(rounds.total), "--fresh"),
             *("--wait-for", str(len(self._testbed.devices))),
             *self._train_options,

@@ -17,7 +17,6 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,17 +25,13 @@ from p2ptrain import events
 from p2ptrain.errors import PeerError
 from p2ptrain.events import Event, PairingFailed
 from p2ptrain.mesh.config import MeshConfig
-from p2ptrain.mesh.interface import CoordinatorChanged, LinkLost, LinkUp, MemberChanged, MeshEvent
+from p2ptrain.mesh.interface import CoordinatorChanged, MemberChanged, MeshEvent
 from p2ptrain.mesh.membership.membership_config import MembershipConfig
 from p2ptrain.mesh.network_mesh import NetworkMesh
-from p2ptrain.net.message import Fields, Message, Priority
+from p2ptrain.net.message import Message
 
 COMMAND = "detection.command"
 COMMAND_SECONDS = 0.005
-SUM = "detection.sum"
-CHUNK_BYTES = 512 * 1024
-WINDOW = 4
-"""Chunks that a member may have sent beyond those that came, as with `group_reduction`."""
 _CODE = "48151623"
 
 
@@ -49,21 +44,16 @@ class Settings:
         local_health: False switches off the distinction of its own freeze from others' silence.
         load: "" for none, "hash" or "torch": a thread that never rests, as in training.
         commands: while it coordinates it gives commands without pause, which the others judge.
-        sums: it sends data to the next member, as a group's ring does: one chunk for each that
-            comes from the member before.
-        following: name of the next member of that ring; filled in by `Members`.
     """
 
-    name: str
-    state_dir: str
-    host: str
-    port: int
+    name: str = ""
+    state_dir: str = ""
+    host: str = ""
+    port: int = 0
     peers: tuple[str, ...] = ()
     local_health: bool = True
     load: str = ""
     commands: bool = False
-    sums: bool = False
-    following: str = ""
 
     def to_json(self) -> str:
         """As an argument of the process."""
@@ -93,9 +83,6 @@ class Member:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._term = 0  # the newest that a command was obeyed in
-        self._chunks = 0  # that it may send now
-        self._adds_up_with = ""  # id of the following member, while there is a link
-        self._may_send = asyncio.Event()
         config = MeshConfig(
             Path(settings.state_dir),
             settings.name,
@@ -109,34 +96,25 @@ class Member:
         self._mesh = NetworkMesh(config, _tell)
         self._mesh.subscribe(self._on_event)
         self._mesh.route(COMMAND, self._on_command)
-        self._mesh.route(SUM, self._on_sum, self._open_sum)
 
     async def run(self) -> None:
         """Until stdin ends."""
         async with self._mesh:
             say("ready", id=self._mesh.self_id)
-            working = [asyncio.create_task(work()) for work in (self._command, self._add_up)]
+            commanding = asyncio.create_task(self._command())
             try:
                 await self._obey()
             finally:
-                for task in working:
-                    task.cancel()
+                commanding.cancel()
 
     def _on_event(self, event: MeshEvent) -> None:
         match event:
             case MemberChanged(member, reason, certain):
                 state = member.state.value
                 say("member", name=member.name, state=state, why=reason, certain=certain)
-                self._begin_sums(member.id)
             case CoordinatorChanged(coordinator):
                 name, term = (coordinator.name, coordinator.term) if coordinator else (None, 0)
                 say("coordinator", name=name, term=term)
-            case LinkLost(peer, reason):
-                say("lost", why=reason)
-                if peer == self._adds_up_with:
-                    self._adds_up_with = ""
-            case LinkUp(peer):
-                self._begin_sums(peer)
 
     async def _obey(self) -> None:
         reader = asyncio.StreamReader()
@@ -159,36 +137,6 @@ class Member:
                     except PeerError:
                         continue  # its link has just ended, which is what this is about
             await asyncio.sleep(COMMAND_SECONDS)
-
-    def _begin_sums(self, peer: str) -> None:
-        """Where the link to the following member is new: what an older one took does not come."""
-        member = self._mesh.members.get(peer)
-        is_following = member is not None and member.name == self._settings.following
-        if is_following and peer in self._mesh.connected and not self._adds_up_with:
-            self._adds_up_with = peer
-            self._chunks = WINDOW
-            self._may_send.set()
-
-    async def _add_up(self) -> None:
-        """Send a chunk for each that came."""
-        chunk = Message(SUM, parts=(memoryview(bytes(CHUNK_BYTES)),))
-        while self._settings.sums:
-            await self._may_send.wait()
-            self._may_send.clear()
-            while self._chunks and self._adds_up_with:
-                self._chunks -= 1
-                try:
-                    await self._mesh.send(self._adds_up_with, chunk, Priority.COLLECTIVE)
-                except PeerError:
-                    break  # the next link begins again
-
-    def _open_sum(self, _peer: str, _fields: Fields, _sizes: Sequence[int]) -> list[memoryview]:
-        return [memoryview(bytearray(CHUNK_BYTES))]
-
-    async def _on_sum(self, _peer: str, _message: Message) -> None:
-        self._chunks += 1
-        self._may_send.set()
-        say("sum")
 
     async def _on_command(self, peer: str, message: Message) -> None:
         term = message.fields["term"]

@@ -99,7 +99,7 @@ class Members:
     Args:
         folder: for their state.
         places: one a member, or one for all.
-        settings: `name`, `state_dir`, `host`, `port`, `peers` and `following` are filled in.
+        settings: `name`, `state_dir`, `host`, `port` and `peers` are filled in.
     """
 
     def __init__(self, folder: Path, count: int, places: Sequence[Place], settings: Settings):
@@ -151,7 +151,6 @@ class Members:
             host=place.host,
             port=self._ports[name],
             peers=peers,
-            following=self.names[(self.names.index(name) + 1) % len(self.names)],
         )
         process = await asyncio.create_subprocess_exec(
             *place.prefix,

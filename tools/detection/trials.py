@@ -15,15 +15,11 @@ from typing import TypeAlias
 from tools.detection.members import Members
 
 HORIZON_SECONDS = 15.0
-SLOW_SECONDS = 15.0
-SUMS_SECONDS = 120.0
 ZOMBIE_SECONDS = 1.0
 """How long a coordinator of the past is listened to after it has thawed."""
 
 Cable: TypeAlias = Callable[[str, bool], None]
 """(name, plugged): pulls a member's cable, or plugs it in."""
-Rate: TypeAlias = Callable[[str, bool], None]
-"""(name, slow): makes a member's cable slow, or fast again."""
 
 
 class Failure(StrEnum):
@@ -66,23 +62,6 @@ class Zombies:
     refused: int = 0
     obeyed: int = 0
     elected: list[float] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Slowed:
-    """Cables that were slow for a while, one entry a trial.
-
-    Attributes:
-        deaths: who declared whom dead.
-        broken: links that ended, as those at their ends say.
-        sums: chunks that arrived anywhere while the cable was slow.
-        again: seconds until all had got some once it was fast again.
-    """
-
-    deaths: list[list[str]] = field(default_factory=list)
-    broken: list[int] = field(default_factory=list)
-    sums: list[int] = field(default_factory=list)
-    again: list[float] = field(default_factory=list)
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -161,51 +140,6 @@ async def measure_freezes(
     return count, _false_deaths(members, members.names, start, members.names)
 
 
-async def measure_slow(
-    members: Members,
-    rng: Random,
-    trials: int,
-    deadline: float,
-    slowed: Slowed,
-    rate: Rate,
-    cables: int = 1,
-) -> None:
-    """Make one cable after the other slow for a while, at any moment of a ring's sums.
-
-    Args:
-        cables: of so many neighbours at the same moment.
-    """
-    for _ in range(trials):
-        await _sums(members, time.monotonic(), 2 * len(members.names))
-        await asyncio.sleep(rng.uniform(0.0, 2.0))
-        if time.monotonic() > deadline:
-            return
-        first = rng.randrange(len(members.names))
-        victims = (2 * members.names)[first : first + cables]
-        moment = time.monotonic()
-        for victim in victims:
-            rate(victim, True)
-        await asyncio.sleep(SLOW_SECONDS)
-        slowed.sums.append(sum(len(members[name].since(moment, "sum")) for name in members.names))
-        fast = time.monotonic()
-        for victim in victims:
-            rate(victim, False)
-        await _sums(members, fast, 2 * len(members.names))
-        slowed.again.append(time.monotonic() - fast)
-        slowed.deaths.append(_false_deaths(members, members.names, moment, members.names))
-        slowed.broken.append(_breaks(members, moment))
-        await members.settled()
-
-
-async def _sums(members: Members, moment: float, count: int) -> None:
-    """Wait until each member got so many chunks since the moment."""
-    await members.until(
-        lambda: all(len(members[name].since(moment, "sum")) >= count for name in members.names),
-        SUMS_SECONDS,
-        "the sums stand still",
-    )
-
-
 async def measure_zombies(members: Members, trials: int, deadline: float, found: Zombies) -> None:
     """Freeze the coordinator until all others follow another one; then hear what it says."""
     for _ in range(trials):
@@ -279,10 +213,6 @@ async def _elected(members: Members, victim: str, verdict: float) -> float:
     )
     last = [members[seer].since(verdict - HORIZON_SECONDS, "coordinator")[-1] for seer in survivors]
     return max(0.0, max(line["at"] for line in last) - verdict)
-
-
-def _breaks(members: Members, moment: float) -> int:
-    return sum(len(members[name].since(moment, "lost")) for name in members.names)
 
 
 def _false_deaths(
