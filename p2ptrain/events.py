@@ -247,6 +247,7 @@ class Step(Event):
         lrs: one of each group of the optimizer.
         grad_norm: of all gradients together, before they are clipped, where the job clips.
         scale: what its loss was multiplied with, in float16.
+        tokens_per_s: where its samples are sequences of token ids.
     """
 
     event = "step"
@@ -258,6 +259,7 @@ class Step(Event):
     lrs: tuple[float, ...] = ()
     grad_norm: float | None = None
     scale: float | None = None
+    tokens_per_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from p2ptrain.events import Event
 from p2ptrain.holder.pause import JobPause
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
+from p2ptrain.logs import get_logger
+from p2ptrain.manners.condition import MemoryInUse
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import MessageRoute
@@ -27,6 +29,8 @@ from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.worker.leave import OrphanedJobs, ask_to_leave, hand_over
 from p2ptrain.worker.service import WorkerService
+
+log = get_logger(__name__)
 
 if TYPE_CHECKING:
     from p2ptrain.holder.trainer import JobTrainer
@@ -95,6 +99,14 @@ class DeviceServices:
     def is_training(self) -> bool:
         """Whether it trains a job of its own."""
         return self._trainer is not None
+
+    def memory_in_use(self) -> MemoryInUse:
+        """Of this device, by jobs; takes a moment, and is called in a thread."""
+        try:
+            return self.service.measures.memory.in_use()
+        except AcceleratorFailed as error:  # what computes on it says so to the user
+            log.info("memory_not_known", why=str(error))
+            return MemoryInUse()
 
     async def train(
         self,

@@ -214,6 +214,7 @@ class JobCourse(Blob):
         last: the newest step.
         first: updates that were made before this run.
         limit: what limits it now, in a sentence.
+        tokens_per_sample: of the newest step; None where samples are no sequences of token ids.
         earlier: runs of the same model, the newest last; not where `is_rest`.
         is_rest: `points` are only those after what was asked for.
     """
@@ -235,6 +236,7 @@ class JobCourse(Blob):
     notes: Annotated[tuple[CourseNote, ...], Length(NOTES_LIMIT)] = ()
     plan: CoursePlan | None = None
     limit: Annotated[_Sentence, Rare()] = ""
+    tokens_per_sample: Annotated[_Rate | None, Rare()] = None
     earlier: Annotated[tuple[EarlierRun, ...], Length(EARLIER_RUNS), Rare()] = ()
     is_rest: Annotated[bool, Rare()] = False
 
@@ -345,7 +347,9 @@ class CourseKeeper:
         is_paused = self._paused_at is not None  # the updates under way still count
         state: JobState = "paused" if is_paused else "training"
         message = self._paused_by if is_paused else ""
-        self._change(state=state, message=message, last=point, first=first)
+        tokens, samples = event.tokens_per_s, event.samples_per_s
+        each = None if tokens is None or samples <= 0 else tokens / samples
+        self._change(state=state, message=message, last=point, first=first, tokens_per_sample=each)
         if event.step % self.course.stride == 0:
             self._points.append(point)
         if len(self._points) > self._limit:

@@ -25,6 +25,7 @@ from p2ptrain.manners.condition import (
     KEYS,
     USUAL_SAYING,
     DeviceCondition,
+    MemoryInUse,
     SayingLimits,
     Work,
     is_worth_saying,
@@ -105,6 +106,7 @@ class MannersKeeper:
         self._said = DeviceCondition()
         self._said_at = float("-inf")
         self._reading = DeviceReading()
+        self._memory = MemoryInUse()
         self._work, self._sentence = Work.FULL, ""
         self._is_handed_over = False
         self._next_try = float("-inf")
@@ -121,6 +123,7 @@ class MannersKeeper:
         try:
             while True:
                 self._reading = await run_in_background(self._read)
+                self._memory = await run_in_background(self._member.memory_in_use)
                 self._warn_of_sensors(self._reading)
                 self._apply(self._rules.decide(self._reading, monotonic(), settings.minute()))
                 await asyncio.sleep(period)
@@ -208,6 +211,7 @@ class MannersKeeper:
             battery_percent=_percent(reading.battery),
             power=power,  # type: ignore[arg-type]
             temperature_c=None if reading.temperature_c is None else round(reading.temperature_c),
+            memory=self._memory,
         )
 
 

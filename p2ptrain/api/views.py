@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from p2ptrain.manners.condition import DeviceCondition
+from p2ptrain.manners.condition import DeviceCondition, MemoryInUse
 from p2ptrain.mesh.household_trust import DeviceSummary
 from p2ptrain.mesh.interface import LinkStatistics, Member
 
@@ -53,6 +53,7 @@ class MemberStatus(TypedAnswer):
         others_cpu_percent: of all its cores, used by other programs; None: not known, as below.
         battery_percent, power: how full its battery is; "mains" or "battery".
         temperature_c: of its hottest sensor.
+        memory: what jobs take of it now.
         info: all that it says of itself.
     """
 
@@ -74,6 +75,7 @@ class MemberStatus(TypedAnswer):
     battery_percent: int | None = None
     power: str | None = None
     temperature_c: int | None = None
+    memory: MemoryInUse = field(default_factory=MemoryInUse)
 
     @classmethod
     def of(
@@ -95,6 +97,7 @@ class MemberStatus(TypedAnswer):
             battery_percent=condition.battery_percent,
             power=condition.power,
             temperature_c=condition.temperature_c,
+            memory=condition.memory,
             **said | ends,
         )
 

@@ -114,6 +114,8 @@ def _numbers(state: PageState, job: JobView) -> Iterator[str]:
         planned = job.predicted_samples_per_s
         of_plan = f" (plan: {planned:,.0f})" if planned else ""
         yield f"{job.samples_per_s:,.1f} samples/s{of_plan}"
+    if job.tokens_per_s is not None:
+        yield f"{job.tokens_per_s:,.0f} tokens/s"
     if job.lr is not None:
         yield f"lr {job.lr:.3g}"
     evals = () if state.curve is None else state.curve.evals
@@ -158,10 +160,10 @@ def _alone(device: DeviceView) -> str:
 def _memory(device: DeviceView) -> str:
     if device.memory_bytes is None:
         return ""
+    known = ((device.used_bytes, "used"), (device.needed_bytes, "planned"))
+    parts = [f"{size_text(part)} {word}" for part, word in known if part is not None]
     of_all = size_text(device.memory_bytes)
-    return (
-        of_all if device.needed_bytes is None else f"{size_text(device.needed_bytes)} of {of_all}"
-    )
+    return f"{', '.join(parts)} of {of_all}" if parts else of_all
 
 
 def _condition(device: DeviceView) -> str:

@@ -96,7 +96,10 @@ def _describe_job(
 ) -> str:
     match event:
         case events.Step():
-            return f"step {event.step}  loss {event.loss:.4f}  {event.samples_per_s:,.1f} samples/s"
+            tokens = event.tokens_per_s
+            of_tokens = "" if tokens is None else f"  {tokens:,.0f} tokens/s"
+            speed = f"{event.samples_per_s:,.1f} samples/s{of_tokens}"
+            return f"step {event.step}  loss {event.loss:.4f}  {speed}"
         case events.Eval():
             return f"step {event.step}  {metrics_text(event)}"
         case events.Waiting():

@@ -38,7 +38,7 @@ STEPS_UNSEEN = 100
 
 
 def rate(samples: int, seconds: float) -> float:
-    """Samples per second, as far as the clock shows."""
+    """Samples, or tokens, per second, as far as the clock shows."""
     return samples / max(seconds, TICK_SECONDS)
 
 
@@ -140,8 +140,13 @@ class JobReports:
         rates: Sequence[float] = (),
         grad_norm: float | None = None,
         scale: float | None = None,
+        tokens: int = 0,
     ) -> None:
-        """`step` updates count; the last one was of `samples` samples, with these numbers."""
+        """`step` updates count; the last one was of `samples` samples, with these numbers.
+
+        Args:
+            tokens: of these samples, where that is what they are made of.
+        """
         if not self._once.step(step):
             return
         self.samples += samples
@@ -155,7 +160,8 @@ class JobReports:
         seconds, self._last_step_at = now - self._last_step_at, now
         lr = rates[0] if rates else None
         speed, lrs = rate(samples, seconds), tuple(rates)
-        self._emit(Step(step, loss, speed, seconds, lr, lrs, grad_norm, scale))
+        token_speed = rate(tokens, seconds) if tokens else None
+        self._emit(Step(step, loss, speed, seconds, lr, lrs, grad_norm, scale, token_speed))
 
     def _recovered(self, answer: ReconfigureReply, sign_at: float, now: float) -> Recovered:
         return Recovered(

@@ -14,7 +14,7 @@ stages at version t + 1 can be resumed from.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -31,6 +31,7 @@ from p2ptrain.errors import ScriptError
 from p2ptrain.holder.callback_runner import CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer
 from p2ptrain.holder.generation import HolderGeneration
+from p2ptrain.holder.input.batch_counts import token_place
 from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch, LongerThanPlanned
 from p2ptrain.holder.input.metrics import MetricValues
@@ -160,6 +161,8 @@ class TrainingLoop:
         self._data_watch = DataWatch()
         self._has_named_torn = False
         self._stepped_at: float | None = None
+        self._token_place = token_place(prepared.captured.description)
+        self._tokens: defaultdict[int, int] = defaultdict(int)  # by round
         last = epoch.assignment.stages[-1]
         self._division = SampleDivision(last)
         self._divides = last.shared and last.allocation is Allocation.SAMPLES
@@ -314,10 +317,15 @@ class TrainingLoop:
                     weights = loaded.feed.weights
                     is_nothing = weights is not None and weights.counts_nothing
                     await self._found.put((loaded.planned, is_nothing))
+                self._count_tokens(loaded.feed)
                 await self._keep_target(loaded)
                 self._warn_of_ignored(loaded.feed)
                 yield loaded.feed
                 asked_at = monotonic()
+
+    def _count_tokens(self, feed: FeedItem) -> None:
+        if self._token_place is not None and feed.piece.mode is RoundMode.TRAIN:
+            self._tokens[feed.piece.key.round] += feed.inputs[self._token_place].numel()
 
     def _slices(self, number: int, size: int) -> list[tuple[int, int]]:
         return [(part.first, part.end) for part in self._division.slices(number, size)]
@@ -439,9 +447,8 @@ class TrainingLoop:
         barriers = self._epoch.assignment.asynchrony is None
         norm = self._epoch.gradient_norm if barriers else None
         rates = self._prepared.job.numbers.rates(order.numbers)
-        self._reports.step(
-            step, loss_of(reports), order.round.samples, rates, norm, order.scale or None
-        )
+        scale, tokens = order.scale or None, self._tokens.pop(order.round.index, 0)
+        self._reports.step(step, loss_of(reports), order.round.samples, rates, norm, scale, tokens)
         self._counts(step)
         self._copies.round_done(step)
 

@@ -7,12 +7,12 @@ it, plan without a device that rests, and look again once it works.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Annotated, Literal, TypeAlias
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.net.forms import Range, Rare, Text
+from p2ptrain.net.forms import Bytes, Flat, Range, Rare, Text
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 
@@ -33,6 +33,20 @@ Power: TypeAlias = Literal["mains", "battery"]
 
 
 @dataclass(frozen=True, slots=True)
+class MemoryInUse:
+    """On one device; None: not known, or it has no accelerator.
+
+    Attributes:
+        used_bytes: of the memory that p2ptrain may use there, what jobs take.
+        card_bytes, card_used_bytes: an accelerator's memory, and what p2ptrain has taken of it.
+    """
+
+    used_bytes: Bytes | None = None
+    card_bytes: Bytes | None = None
+    card_used_bytes: Bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceCondition:
     """What others may know of a device's state; None: the device cannot know it.
 
@@ -48,6 +62,7 @@ class DeviceCondition:
     battery_percent: Percent | None = None
     power: Power | None = None
     temperature_c: Annotated[int, Range(-100, 1000)] | None = None
+    memory: Annotated[MemoryInUse, Flat()] = MemoryInUse()
 
     def to_info(self) -> dict[str, int | float | str]:
         """Its items among those of `Member.info`."""
@@ -62,7 +77,7 @@ class DeviceCondition:
             return cls()
 
 
-KEYS = frozenset(field.name for field in fields(DeviceCondition))
+KEYS = frozenset(field.name for field in (*fields(DeviceCondition), *fields(MemoryInUse)))
 
 
 def rests(info: Mapping[str, object]) -> bool:
@@ -77,11 +92,13 @@ class SayingLimits:
     Attributes:
         seconds: so long after the last time; what a device does is said at once.
         percent: of load and battery.
+        memory_bytes: of memory in use.
     """
 
     seconds: float = 15.0
     percent: int = 10
     degrees: int = 5
+    memory_bytes: int = 32 << 20
 
 
 USUAL_SAYING = SayingLimits()
@@ -99,11 +116,13 @@ def is_worth_saying(
         _moved(said.others_cpu_percent, now.others_cpu_percent, limits.percent)
         or _moved(said.battery_percent, now.battery_percent, limits.percent)
         or _moved(said.temperature_c, now.temperature_c, limits.degrees)
+        or _moved(said.memory.used_bytes, now.memory.used_bytes, limits.memory_bytes)
+        or _moved(said.memory.card_used_bytes, now.memory.card_used_bytes, limits.memory_bytes)
     )
 
 
 def _without_numbers(one: DeviceCondition) -> DeviceCondition:
-    return replace(one, others_cpu_percent=None, battery_percent=None, temperature_c=None)
+    return DeviceCondition(work=one.work, sentence=one.sentence, power=one.power)
 
 
 def _moved(one: int | None, other: int | None, least: int) -> bool:

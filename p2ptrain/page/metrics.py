@@ -29,6 +29,16 @@ def metrics_text(state: PageState) -> str:
         [({"device": d.name}, d.memory_bytes) for d in state.devices],
     )
     lines += _gauge(
+        "p2ptrain_device_used_bytes",
+        "Of that, what jobs take now.",
+        [({"device": d.name}, d.used_bytes) for d in state.devices],
+    )
+    lines += _gauge(
+        "p2ptrain_device_card_used_bytes",
+        "Memory of a device's accelerator that p2ptrain has taken.",
+        [({"device": d.name}, d.card_used_bytes) for d in state.devices],
+    )
+    lines += _gauge(
         "p2ptrain_device_needed_bytes",
         "Memory that a device needs for its part of the plan.",
         [({"device": d.name}, d.needed_bytes) for d in state.devices],
@@ -64,6 +74,7 @@ def metrics_text(state: PageState) -> str:
         ("loss", "Of the last step.", job.loss),
         ("learning_rate", "Of the last step.", job.lr),
         ("samples_per_second", "Median of the last steps.", job.samples_per_s),
+        ("tokens_per_second", "The same, of token ids.", job.tokens_per_s),
         ("predicted_samples_per_second", "By the plan.", job.predicted_samples_per_s),
         ("left_seconds", "Until the job is done.", job.seconds_left),
     ):

@@ -41,6 +41,9 @@ class DeviceView:
         state: "alive", "suspect", "dead", "left", "away" (paired, not here) or "cut_off".
         is_here: this device shows the page.
         kind: what it is, in words; None where it has not said.
+        memory_bytes, used_bytes: that p2ptrain may use there, and what jobs take of it now.
+        needed_bytes: by the plan.
+        card_bytes, card_used_bytes: the same of an accelerator's memory.
         alone_samples_per_s: of the job, without the others; None where it was not measured.
         color: 0 to 7, the same for its part of the model and its links.
         part: its layers and share; None without a part.
@@ -74,6 +77,9 @@ class DeviceView:
     battery_percent: int | None = None
     power: str | None = None
     temperature_c: int | None = None
+    used_bytes: int | None = None
+    card_bytes: int | None = None
+    card_used_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +105,7 @@ class JobView:
     Attributes:
         begun_at: when.
         samples_per_s: lately.
+        tokens_per_s: the same, where samples are sequences of token ids.
         seconds_left: as fast as lately; None where that is not known.
         headline, sentence: for people.
         limit: what limits it now, in a sentence; None where that is not known.
@@ -116,6 +123,7 @@ class JobView:
     loss: float | None
     lr: float | None
     samples_per_s: float | None
+    tokens_per_s: float | None
     predicted_samples_per_s: float | None
     begun_at: float
     seconds_left: float | None

@@ -147,6 +147,9 @@ def _device(
         battery_percent=member.battery_percent,
         power=member.power,
         temperature_c=member.temperature_c,
+        used_bytes=member.memory.used_bytes,
+        card_bytes=member.memory.card_bytes,
+        card_used_bytes=member.memory.card_used_bytes,
     )
 
 
@@ -202,7 +205,8 @@ def _measured(link: CourseLink) -> LinkView:
 
 def _job(seen: Seen, course: JobCourse, *, may_change: bool) -> JobView:
     left, last = sentences.seconds_left(course), course.last
-    plan = course.plan
+    plan, speed = course.plan, sentences.speed_lately(course)
+    each = course.tokens_per_sample
     return JobView(
         run=course.run,
         state=course.state,
@@ -214,7 +218,8 @@ def _job(seen: Seen, course: JobCourse, *, may_change: bool) -> JobView:
         steps=course.steps,
         loss=None if last is None else last.loss,
         lr=None if last is None else last.lr,
-        samples_per_s=sentences.speed_lately(course),
+        samples_per_s=speed,
+        tokens_per_s=None if speed is None or each is None else speed * each,
         predicted_samples_per_s=None if plan is None else plan.predicted_samples_per_s,
         begun_at=seen.begun_at,
         seconds_left=left,

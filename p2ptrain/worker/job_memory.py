@@ -7,6 +7,7 @@ host's. Plans count them together, so that a device offers the smaller of both.
 
 from __future__ import annotations
 
+from p2ptrain.manners.condition import MemoryInUse
 from p2ptrain.process.allocator import MemoryCeiling, trim_heap
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.memory_budget import (
@@ -43,6 +44,19 @@ class JobMemory:
         """What a job has taken of the host's memory by now, which no plan for it counts with."""
         self._taken_bytes = max(anonymous_bytes() - self._idle_bytes, 0)
         return self._taken_bytes
+
+    def in_use(self) -> MemoryInUse:
+        """What jobs take now.
+
+        Raises:
+            AcceleratorFailed: it has stopped working.
+        """
+        device = self._compute.device
+        used_bytes = max(anonymous_bytes() - self._idle_bytes, 0)
+        if device.is_host:
+            return MemoryInUse(used_bytes)
+        found = device.memory()
+        return MemoryInUse(used_bytes, found.total_bytes, found.taken_bytes)
 
     def short_of(self, needed_bytes: int, *, engaged: bool) -> int | None:
         """The memory there is, where a part would need more of it, now that it is to begin.

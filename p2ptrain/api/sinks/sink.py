@@ -56,6 +56,7 @@ def scalars_of(event: Event) -> Scalars | None:
         "train/loss": event.loss,
         "train/lr": event.lr,
         "train/samples_per_s": event.samples_per_s,
+        "train/tokens_per_s": event.tokens_per_s,
         "train/seconds": event.seconds,
         "train/grad_norm": event.grad_norm,
     }

@@ -26,8 +26,10 @@ from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.checked_dataset import Collated
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.graph.nodes import InputRef, TargetRef
+from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.nodes import GraphNode, InputRef, NodeRef, TargetRef
 from p2ptrain.model.sample_independence.class_losses import ClassLosses, Leaves
+from p2ptrain.model.stage.embedding_rows import EMBEDDING
 
 Batch: TypeAlias = tuple[Collated, Collated]
 """The model's input and the loss's target."""
@@ -136,6 +138,28 @@ def weigh(
         weights = {first: part / total if total else 0.0 for first, part in counts.items()}
         found.append(MicroBatchWeights(weights, counts_nothing=not total))
     return found
+
+
+_SAME_VALUES = frozenset({"view", "reshape", "flatten", "alias", "to", "_to_copy", "contiguous"})
+"""Operators, whatever their overload, that may stand between token ids and their embedding."""
+
+
+def token_place(description: ModelDescription) -> int | None:
+    """Which of the values that enter the first unit are token ids: sequences that an embedding
+    reads. None: none are."""
+    nodes = description.train.nodes
+    entering = description.crossing_values(0, "train")
+    for node in nodes:
+        read = node.args[1] if node.operator == EMBEDDING else None
+        while isinstance(read, NodeRef) and _keeps_values(nodes[read.index]):
+            read = next(nodes[read.index].references(), None)
+        if isinstance(read, InputRef) and len(description.inputs[read.index].dimensions) > 1:
+            return entering.index(read)
+    return None
+
+
+def _keeps_values(node: GraphNode) -> bool:
+    return node.operator.split(".")[1] in _SAME_VALUES
 
 
 def leaves_of(inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Leaves:

@@ -70,6 +70,7 @@ const show = {
       ["Step", job.step.toLocaleString("en"), job.steps ? `of ${job.steps.toLocaleString("en")}` : null],
       ["Loss", job.loss === null ? "–" : small(job.loss), "in training"],
       ["Samples a second", job.samples_per_s === null ? "–" : speed(job.samples_per_s), job.predicted_samples_per_s ? `predicted ${speed(job.predicted_samples_per_s)}` : null],
+      job.tokens_per_s === null ? null : ["Tokens a second", speed(job.tokens_per_s), null],
       job.lr === null ? null : ["Learning rate", small(job.lr), null],
       job.seconds_left === null ? null : ["Time left", duration(job.seconds_left), null],
       ...Object.entries(state.curve?.evals?.at(-1)?.metrics ?? {}).slice(0, 3).map(([name, value]) => [measured(name), small(value), `evaluated after step ${state.curve.evals.at(-1).step.toLocaleString("en")}`]),
@@ -231,7 +232,9 @@ function card(device) {
   const facts = [
     ["Kind", device.kind], ["Threads", device.threads],
     ["Alone", device.alone_samples_per_s === null ? null : `${speed(device.alone_samples_per_s)} samples/s`],
-    ["Memory", device.memory_bytes === null ? null : device.needed_bytes === null ? bytes(device.memory_bytes) : `${bytes(device.needed_bytes)} of ${bytes(device.memory_bytes)}`],
+    ["Memory", device.memory_bytes === null ? null : `${device.needed_bytes === null ? "" : `${bytes(device.needed_bytes)} planned of `}${bytes(device.memory_bytes)}`],
+    ["In use", isGone || device.used_bytes == null ? null : bytes(device.used_bytes)],
+    ["Card’s memory", isGone || device.card_bytes == null ? null : `${bytes(device.card_used_bytes)} in use of ${bytes(device.card_bytes)}`],
     ["Load by others", isGone || device.others_cpu_percent == null ? null : `${device.others_cpu_percent}%`],
     ["Battery", isGone || device.battery_percent == null ? null : `${device.battery_percent}%${device.power === "battery" ? ", not charging" : ""}`],
     ["Temperature", isGone || device.temperature_c == null ? null : `${device.temperature_c} °C`],

@@ -143,6 +143,10 @@ async def test_a_pipeline_trains_bit_for_bit_by_the_contract_s_loop(
     assert not household.plan.changes_results
     told = [event.message for event in household.events if isinstance(event, events.Warning)]
     assert any("counts nothing" in message for message in told) is (empty is _most)
+    steps = [event for event in household.events if isinstance(event, events.Step)]
+    assert [e.tokens_per_s for e in steps] == [
+        pytest.approx(LENGTH * e.samples_per_s) for e in steps
+    ]
 
 
 PLANS: Sequence[tuple[Sequence[Stage], MicroBatch]] = [

@@ -153,7 +153,7 @@ def test_without_a_terminal_a_line_is_a_line() -> None:
     assert any(line.endswith("at step 40: accuracy 0.978   1 min left") for line in lines)
     assert f"Now: {LIMIT}" in lines
     (pi,) = (line for line in lines if line.startswith("pi "))
-    assert pi.endswith("2 kB of 8 GB  Computes layers b to c, 5 of 8 samples.")
+    assert pi.endswith("2 kB planned of 8 GB  Computes layers b to c, 5 of 8 samples.")
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,21 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.manners.condition import USUAL_SAYING, DeviceCondition, Work, is_worth_saying, rests
+from p2ptrain.manners.condition import (
+    USUAL_SAYING,
+    DeviceCondition,
+    MemoryInUse,
+    Work,
+    is_worth_saying,
+    rests,
+)
 
 ON_BATTERY = DeviceCondition(
-    Work.PAUSED, "paused: on battery", others_cpu_percent=12, battery_percent=80, power="battery"
+    *(Work.PAUSED, "paused: on battery"),
+    others_cpu_percent=12,
+    battery_percent=80,
+    power="battery",
+    memory=MemoryInUse(1 << 30),
 )
 
 
@@ -36,4 +47,7 @@ def test_what_it_does_is_said_at_once_and_numbers_when_they_have_moved() -> None
     assert is_said(replace(ON_BATTERY, others_cpu_percent=90), 15.0)
     assert not is_said(replace(ON_BATTERY, others_cpu_percent=20, battery_percent=75), 60.0)
     assert is_said(replace(ON_BATTERY, temperature_c=60), 60.0)
+    assert not is_said(replace(ON_BATTERY, memory=MemoryInUse((1 << 30) + (1 << 20))), 60.0)
+    assert not is_said(replace(ON_BATTERY, memory=MemoryInUse(1 << 20)), 14.0)
+    assert is_said(replace(ON_BATTERY, memory=MemoryInUse(1 << 20)), 60.0)
     assert not is_said(ON_BATTERY, 3600.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import replace
 
@@ -13,6 +14,8 @@ from p2ptrain import events
 from p2ptrain.api.course_sentences import duration, seconds_left
 from p2ptrain.api.job_course import JobCourse
 from p2ptrain.api.views import CutOffDevice
+from p2ptrain.cli.screen import as_text
+from p2ptrain.manners.condition import MemoryInUse
 from p2ptrain.net.write_form import write_form
 from p2ptrain.page.metrics import metrics_text
 from p2ptrain.page.state import DeviceView, PageState, changes
@@ -98,6 +101,27 @@ def test_a_device_says_itself_how_hard_it_works() -> None:
     assert _device(state, "pi").sentence.startswith("Slow: in use by a person. Computes ")
     assert _device(state, "phone").sentence == "Paused: on battery."
     assert (_device(state, "phone").tone, _device(state, "phone").battery_percent) == ("idle", 31)
+
+
+def test_memory_in_use_stands_beside_what_there_is() -> None:
+    in_use = MemoryInUse(used_bytes=5_000, card_bytes=12_000, card_used_bytes=7_000)
+    state = _state(RUNNING, status=status([member("laptop"), member("pi", memory=in_use)]))
+    pi = _device(state, "pi")
+    assert (pi.used_bytes, pi.needed_bytes, pi.memory_bytes) == (5_000, 2_000, 8_000_000_000)
+    assert (pi.card_used_bytes, pi.card_bytes) == (7_000, 12_000)
+    assert _device(state, "laptop").used_bytes is None
+    shown = as_text(state, io.StringIO(), is_terminal=False)
+    assert "5 kB used, 2 kB planned of 8 GB" in shown
+
+
+def test_tokens_are_shown_beside_samples_where_samples_are_made_of_them() -> None:
+    of_tokens = [replace(step(number), tokens_per_s=6_400.0) for number in (1, 2)]
+    job = _state(course(PLAN, *of_tokens)).job
+    assert job is not None
+    assert (job.samples_per_s, job.tokens_per_s) == (100.0, 6_400.0)
+    without = _state(RUNNING).job
+    assert without is not None
+    assert without.tokens_per_s is None
 
 
 def test_who_may_pause_and_stop_a_job() -> None:
