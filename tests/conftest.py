@@ -15,7 +15,7 @@ import logging
 import shutil
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +107,29 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object:
 
         def _split_scope(self, nodeid: str) -> str:
             return _group(nodeid)
+
+        def add_node_collection(self, node: WorkerController, collection: Sequence[str]) -> None:
+            """One that has collected other tests than those before it gets none."""
+            super().add_node_collection(node, collection)
+            if node not in self.registered_collections:
+                node.shutdown()
+
+        def remove_node(self, node: WorkerController) -> str | None:
+            """The test that ended its process has failed: it does not run again."""
+            left = self.assigned_work[node].values()
+            crashed = next((test for unit in left for test, done in unit.items() if not done), None)
+            for unit in left:
+                if crashed in unit:
+                    unit[crashed] = True
+            super().remove_node(node)
+            return crashed
+
+        def _reschedule(self, node: WorkerController) -> None:
+            """A process runs its last test once it has another, or knows that none comes."""
+            if node not in self.registered_collections:
+                return  # it takes the place of one that has ended, and collects
+            while not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+                super()._reschedule(node)
 
     return Groups(config, log)
 
