@@ -25,19 +25,26 @@ import aiohttp
 import psutil
 from yarl import URL
 
-from tools.page_household import HOLDER, TrainingHousehold, training
+from p2ptrain.mesh.trust.pairing_window import new_code
+from tests.system.household import Device, Household
+
+HOLDER, MEMBERS = "study-desktop", ("kitchen-laptop", "old-notebook")
 
 SCRIPT = ("examples/char_gpt.py", "-o", "epochs=100", "--planner", "pp")
 
 WARM_UP_STEPS = 20
 
+STRETCH_SECONDS = 600.0
+"""At most: the machine may do other things."""
+
 ROUNDS_SECONDS = 3.0
 """As page.js asks."""
 
 
-async def _let_in(household: TrainingHousehold) -> tuple[aiohttp.ClientSession, URL]:
+async def _let_in(household: Household) -> tuple[aiohttp.ClientSession, URL]:
     session = aiohttp.ClientSession(cookie_jar=aiohttp.CookieJar(unsafe=True))
-    url = URL(await household.page(HOLDER))
+    asked = await household.ask(HOLDER, "page", "--no-browser")
+    url = URL(asked.events[0]["url"])
     async with session.get(url) as answer:
         answer.raise_for_status()
     return session, url.origin()
@@ -74,19 +81,15 @@ async def _pages(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _stretch(household: TrainingHousehold, steps: int) -> tuple[list[float], float]:
+async def _stretch(holder: Device, steps: int) -> tuple[list[float], float]:
     """Seconds of each of so many steps, and of the processor a second."""
-    process = psutil.Process(household.holder.process.pid)
-    begin = household.holder.steps
-    await household.holder.until(begin + 2)  # what was under way
+    process = psutil.Process(holder.pid)
+    begin = len(holder.events("step")) + 2  # what was under way
+    await holder.expect("step", step=begin)
     times = process.cpu_times()
-    await household.holder.until(begin + 2 + steps)
+    await holder.expect("step", STRETCH_SECONDS, step=begin + steps)
     after = process.cpu_times()
-    seconds = [
-        event["seconds"]
-        for event in household.holder.said
-        if event["event"] == "step" and begin + 2 < event["step"] <= begin + 2 + steps
-    ]
+    seconds = [event["seconds"] for event in holder.events("step")[begin : begin + steps]]
     used = after.user + after.system - times.user - times.system
     return seconds, used / sum(seconds)
 
@@ -95,9 +98,14 @@ async def _measure(args: argparse.Namespace) -> None:
     found: dict[bool, list[float]] = {True: [], False: []}
     cpu: dict[bool, list[float]] = {True: [], False: []}
     ratios, more = [], []
+    own = ("--code", new_code(), "--interface", "127.0.0.1", "--device", "cpu")
     with tempfile.TemporaryDirectory() as folder:
-        async with training(Path(folder), SCRIPT) as household:
-            await household.holder.until(WARM_UP_STEPS)
+        async with Household(Path(folder)) as household:
+            for name in MEMBERS:
+                await household.start(name, "join", *own)
+            wait = ("--wait-for", str(1 + len(MEMBERS)))
+            holder = await household.start(HOLDER, "train", *SCRIPT, *wait, *own)
+            await holder.expect("step", STRETCH_SECONDS, step=WARM_UP_STEPS)
             session, origin = await _let_in(household)
             async with session:
                 for number in range(args.pairs):
@@ -105,7 +113,7 @@ async def _measure(args: argparse.Namespace) -> None:
                     for looks in (number % 2 == 0, number % 2 == 1):  # neither is always first
                         count = args.pages if looks else 0
                         async with _pages(session, origin, count, rounds=args.rounds):
-                            seconds, used = await _stretch(household, args.steps)
+                            seconds, used = await _stretch(holder, args.steps)
                         found[looks] += seconds
                         medians[looks], means[looks] = median(seconds), fmean(seconds)
                         cpu[looks].append(used)
