@@ -5,6 +5,12 @@ Speeds. Asteroid's table 1 gives the seconds of an epoch on Jetson TX2 and Nano 
 table; table 8's profiling times say that it takes 25/51 of a TX2's time. For Bert-small no time is
 published at all: each device is given the rate (flops/s) that it reaches on ResNet-50.
 
+Models. Random weights and synthetic data, sizes as in Asteroid's section 5.1: 3x32x32 images for
+MobileNetV2 and EfficientNet-B1, 3x224x224 for ResNet-50, 32 tokens for Bert-small. Built for
+ImageNet, MobileNetV2 and EfficientNet shrink a 32x32 image to a single point; as usual for CIFAR
+the first strides are 1 here, which the paper does not say, but its times do: with the original
+strides a TX2 would reach 4 Gflop/s of the 55 it reaches otherwise.
+
 Profiles. The units and their bytes are what p2ptrain itself cuts and counts. How a model's time
 falls on its units and grows with the batch is measured on this machine (`measured`), or follows the
 units' flops (`by_flops`: the same everywhere); either way all is scaled by one factor a device so
@@ -20,13 +26,19 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import p2ptrain
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
-from tools.paper_models import MODELS, job
+from tools.bench import models
 
 MBIT = 1e6 / 8
 GIB = 2**30
@@ -47,6 +59,48 @@ ENVIRONMENTS = {
     "C": ("nx",) + ("tx2",) * 2 + ("nano",) * 3,
     "D": ("tx2",) + ("nano",) * 3,
 }
+
+
+SAMPLES = 256
+SHAPES = {
+    **{"efficientnet-b1": (3, 32, 32), "mobilenetv2": (3, 32, 32)},
+    **{"resnet50": (3, 224, 224), "bert-small": (32,)},
+}
+"""Of one input."""
+
+
+class Logits(nn.Module):
+    """A transformers classifier whose output is the tensor of logits alone."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.model(x).logits
+        return logits
+
+
+def job(name: str) -> p2ptrain.Job:
+    """The model named, with synthetic samples of the paper's shape."""
+    built: Any = models.load(name.replace("-", "_")).build()
+    if name == "efficientnet-b1":
+        embeddings = built.efficientnet.embeddings
+        embeddings.convolution.stride, embeddings.padding = (1, 1), nn.ZeroPad2d(1)
+    if name == "mobilenetv2":  # pads by what the stride then needs
+        strided = [m for m in built.modules() if getattr(m, "stride", 0) == (2, 2)]
+        for convolution in strided[:2]:
+            convolution.stride = (1, 1)
+    shape = (SAMPLES, *SHAPES[name])
+    inputs = torch.randint(models.WORDS, shape) if len(shape) == 2 else torch.randn(shape)
+    return p2ptrain.Job(
+        model=Logits(built),
+        data=TensorDataset(inputs, torch.randint(models.CLASSES, (SAMPLES,))),
+        loss=nn.functional.cross_entropy,
+        optimizer=p2ptrain.SGD(lr=0.01, momentum=0.9),
+        batch_size=SAMPLES,
+        epochs=1,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +170,6 @@ def measured(name: str, folder: Path) -> Profile:
 
 def by_flops(name: str) -> Profile:
     """Units as p2ptrain cuts them; a unit's time is its flops, its backward's twice that."""
-    import torch
-
     from p2ptrain.cli.commands.profile import measured_profile
 
     torch.set_num_threads(1)
@@ -130,6 +182,6 @@ def by_flops(name: str) -> Profile:
 
 def all_models(folder: Path | None) -> dict[str, Model]:
     """Every model of the tables, measured (kept in `folder`) or by flops."""
-    profiles = {name: measured(name, folder) if folder else by_flops(name) for name in MODELS}
+    profiles = {name: measured(name, folder) if folder else by_flops(name) for name in SHAPES}
     flops = sum(unit.flops for unit in profiles["resnet50"].units)
     return {name: model(name, profile, flops) for name, profile in profiles.items()}

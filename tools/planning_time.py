@@ -2,8 +2,8 @@
 
     python tools/planning_time.py [--rounds 3] [--only NAME]... [--keep FOLDER]
 
-    efficientnet   213 units shaped like EfficientNet-B1 on 32 x 32 pictures, on Asteroid's Env. C
-                   (1 NX, 2 TX2, 3 Nano at 100 Mbit/s), whose own planner needs 480 s (its table 7)
+    efficientnet   EfficientNet-B1 on 32 x 32 pictures, on Asteroid's Env. C (1 NX, 2 TX2, 3 Nano
+                   at 100 Mbit/s), whose own planner needs 480 s (its table 7)
     sixty-four     64 units on 64 unlike devices
     thousand       24 units on 1,000 unlike devices
 
@@ -27,9 +27,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from tools.paper_testbeds import ENVIRONMENTS, by_flops, cluster, model
 
 PLANNERS = ("auto", "single", "pp", "dp", "hybrid")
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -83,67 +86,6 @@ def _times(works: Sequence[Work]) -> TimeTable:
     return TimeTable(SIZES, tuple(times))
 
 
-def efficientnet() -> Profile:
-    """213 units: 23 inverted bottlenecks of 9 units, 3 before and 3 behind them."""
-    # (expansion, channels, repeats, stride, kernel), after table 1 of the EfficientNet paper
-    stages = [(1, 16, 2, 1, 3), (6, 24, 3, 2, 3), (6, 40, 3, 2, 5), (6, 80, 4, 2, 3)]
-    stages += [(6, 112, 4, 1, 5), (6, 192, 5, 2, 5), (6, 320, 2, 1, 3)]
-    side, channels = 16, 32
-    works = [_convolution("stem", 3, 32, side, 3), *_pointwise("stem", 32, side, 0)]
-    for s, (expansion, wide, repeats, stride, kernel) in enumerate(stages):
-        for r in range(repeats):
-            step = stride if r == 0 else 1
-            name = f"blocks.{s}.{r}"
-            works += _bottleneck(name, channels, wide, expansion, kernel, side, step)
-            side, channels = max(1, side // step), wide
-    works += [
-        _convolution("head", channels, 1280, side, 1),
-        Work("head.pool", 1280 * side**2, 2560, 1280, 1280),
-        Work("classifier", 2 * 1280 * 10, 12810, 10, 10),
-    ]
-    return profile_of("efficientnet-b1-like", works, input_bytes=4 * 3 * 32 * 32)
-
-
-def _bottleneck(
-    name: str, before: int, after: int, expansion: int, kernel: int, side: int, stride: int
-) -> list[Work]:
-    """Nine units; the block's input crosses every cut inside it where the ends are added."""
-    wide, out = before * expansion, max(1, side // stride)
-    skipped = before * side**2 if stride == 1 and before == after else 0
-    squeezed = max(1, before // 4)
-    return [
-        _convolution(f"{name}.expand", before, wide, side, 1, skipped),
-        *_pointwise(f"{name}.expand", wide, side, skipped),
-        _convolution(f"{name}.depthwise", 1, wide, out, kernel, skipped),
-        *_pointwise(f"{name}.depthwise", wide, out, skipped),
-        Work(
-            f"{name}.squeeze",
-            4 * wide * squeezed + 2 * wide * out**2,
-            2 * wide * squeezed + wide + squeezed,
-            wide * out**2,
-            wide * out**2 + skipped,
-        ),
-        _convolution(f"{name}.project", wide, after, out, 1, skipped),
-        Work(f"{name}.add", 3 * after * out**2, 2 * after, after * out**2, after * out**2),
-    ]
-
-
-def _convolution(
-    name: str, inputs: int, outputs: int, side: int, kernel: int, skipped: int = 0
-) -> Work:
-    weights, area = inputs * outputs * kernel**2, side**2
-    return Work(name, 2 * weights * area, weights, outputs * area, outputs * area + skipped)
-
-
-def _pointwise(name: str, channels: int, side: int, skipped: int) -> list[Work]:
-    """Normalisation and activation."""
-    floats = channels * side**2
-    return [
-        Work(f"{name}.norm", 2 * floats, 2 * channels, floats, floats + skipped),
-        Work(f"{name}.act", 4 * floats, 0, floats, floats + skipped),
-    ]
-
-
 def transformer(blocks: int, width: int, tokens: int) -> Profile:
     """Two units a block: attention and feed-forward."""
     floats = width * tokens
@@ -153,19 +95,6 @@ def transformer(blocks: int, width: int, tokens: int) -> Profile:
         works.append(Work(f"{block}.attention", attention, 4 * width**2, 6 * floats, floats))
         works.append(Work(f"{block}.mlp", 16 * width**2 * tokens, 8 * width**2, 9 * floats, floats))
     return profile_of(f"transformer-{blocks}x{width}", works, input_bytes=8 * tokens)
-
-
-def environment_c() -> Cluster:
-    """Asteroid's Env. C; speeds after its table 8 (25, 51 and 82 minutes for the same work)."""
-    speeds = {"nx": 0.60, "tx2-1": 0.295, "tx2-2": 0.295}
-    speeds |= {f"nano-{i}": 0.18 for i in (1, 2, 3)}
-    devices = tuple(
-        ClusterDevice(
-            name, 4 * 10**9 if "nano" in name else 8 * 10**9, 1 / speed, holder=name == "nx"
-        )
-        for name, speed in speeds.items()
-    )
-    return Cluster(devices, ClusterLink(12.5e6, 0.001))
 
 
 def unlike_devices(count: int, seed: int) -> Cluster:
@@ -188,8 +117,16 @@ def unlike_devices(count: int, seed: int) -> Cluster:
     return Cluster(devices, ClusterLink(12.5e6, 0.002), links)
 
 
+def efficientnet() -> Question:
+    """Times by the units' flops."""
+    name = "efficientnet-b1"
+    known = model(name, by_flops(name), flops_of_resnet50=1.0)
+    devices = cluster(known, ENVIRONMENTS["C"], 100)
+    return Question("efficientnet", known.profile, devices, known.batch_size)
+
+
 QUESTIONS: Mapping[str, Callable[[], Question]] = {
-    "efficientnet": lambda: Question("efficientnet", efficientnet(), environment_c(), 2048),
+    "efficientnet": efficientnet,
     "sixty-four": lambda: Question(
         "sixty-four", transformer(32, 512, 64), unlike_devices(64, seed=64), 512
     ),

@@ -22,7 +22,7 @@ import p2ptrain
 SCRIPT = str(Path(__file__).resolve())
 CLASSES = 10
 _LABELS: dict[str, Any] = {"num_labels": CLASSES}
-_WORDS, _TOKENS = 30_522, 64
+WORDS, _TOKENS = 30_522, 64
 _GROWTH, _LAYERS = 32, 12
 
 
@@ -51,7 +51,7 @@ class Training:
         if self.side:
             inputs = torch.randn(samples, 3, self.side, self.side)
         else:
-            inputs = torch.randint(_WORDS, (samples, _TOKENS))
+            inputs = torch.randint(WORDS, (samples, _TOKENS))
         return TensorDataset(inputs, torch.randint(CLASSES, (samples,)))
 
 
