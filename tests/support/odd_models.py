@@ -273,6 +273,7 @@ def _normalised_weights() -> nn.Module:
         nn.utils.parametrizations.spectral_norm(nn.Linear(8, 8)),
         nn.Tanh(),
         nn.utils.parametrizations.weight_norm(nn.Linear(8, 8)),
+        nn.utils.parametrizations.weight_norm(nn.Linear(8, 8), dim=None),
         nn.Tanh(),
         nn.Linear(8, 8),
     )

@@ -71,7 +71,7 @@ class BatchLayout:
 
     Args:
         own_loss: whether the model computes the loss itself, from the batch.
-        as_tuple: whether an input that is a list of so many tensors stands for a tuple.
+        as_tuple: whether an input that is such a list or tuple is passed as `model(*x)`.
 
     Attributes:
         leaves: tensors of the first batch.
@@ -79,7 +79,10 @@ class BatchLayout:
     """
 
     def __init__(
-        self, *, own_loss: bool, as_tuple: Callable[[list[Any]], bool] | None = None
+        self,
+        *,
+        own_loss: bool,
+        as_tuple: Callable[[list[Any] | tuple[Any, ...]], bool] | None = None,
     ) -> None:
         self._own_loss = own_loss
         self._as_tuple = as_tuple
@@ -143,8 +146,8 @@ class BatchLayout:
         """
         parts = split_batch(raw, own_loss=self._own_loss, name=where)
         given = parts.input
-        if isinstance(given, list) and self._as_tuple is not None and self._as_tuple(given):
-            given = tuple(given)
+        if type(given) in (list, tuple) and self._as_tuple is not None:
+            given = tuple(given) if self._as_tuple(given) else list(given)
         both = (given, parts.target)
         found = dict(self._taken_apart(both, where))
         constants = {path: leaf for path, leaf in found.items() if not isinstance(leaf, Tensor)}

@@ -8,7 +8,7 @@ for epoch in range(epochs):
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -286,11 +286,11 @@ def _described(error: BaseException) -> str:
     return f"{lines[-1]}{place}, in a worker of the loader"
 
 
-def takes_parts(module: nn.Module) -> Callable[[list[Any]], bool]:
-    """Whether a list that torch's default collation has made of tuples is `model(*x)`.
+def takes_parts(module: nn.Module) -> Callable[[Sequence[Any]], bool]:
+    """Whether an input of several parts in a batch of torch's default collation is `model(*x)`.
 
-    The collation makes lists of tuples. A `forward` that cannot be called with one argument, and
-    can with so many, takes the parts.
+    A tuple is, of a `forward` that can be called with so many arguments; a list only if that cannot
+    be called with one.
     """
     try:
         signature = inspect.signature(module.forward)
@@ -304,4 +304,4 @@ def takes_parts(module: nn.Module) -> Callable[[list[Any]], bool]:
             return False
         return True
 
-    return lambda parts: not fits(1) and fits(len(parts))
+    return lambda parts: fits(len(parts)) and (isinstance(parts, tuple) or not fits(1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -178,6 +179,9 @@ def _reading(
     as_tuple = None
     if isinstance(loader, DataLoader) and loader.collate_fn is default_collate:
         as_tuple = takes_parts(job.model)
+        if type(loader) is DataLoader:
+            loader = copy.copy(loader)
+            loader.collate_fn = _collate_with_tuple
     if layout is None:
         layout = BatchLayout(own_loss=_own_loss(job), as_tuple=as_tuple)
     return LoaderPass(loader, name, layout, job.seed, lock)
@@ -186,6 +190,15 @@ def _reading(
 def collate_as_given(samples: list[Any]) -> Any:
     """As torch's default collation, except that tuples stay tuples: `model(*x)`."""
     return _like(samples[0], default_collate(samples))
+
+
+def _collate_with_tuple(samples: list[Any]) -> Any:
+    """As torch's default collation, which makes lists of tuples; an input stays a tuple."""
+    made = default_collate(samples)
+    pair = samples[0]
+    if isinstance(pair, (tuple, list)) and len(pair) == 2 and type(pair[0]) is tuple:
+        return [tuple(made[0]), made[1]]
+    return made
 
 
 def _like(sample: Any, collated: Any) -> Any:

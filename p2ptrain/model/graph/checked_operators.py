@@ -234,17 +234,16 @@ def lu_unpack(
 
 
 def weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
-    """ATen's, for one length a slice of `v` along its first or last dimension; IndexError: others.
+    """ATen's, for one length a slice of `v` along a dimension; IndexError: others.
 
     Args:
-        v: (n, ...) or (..., n), floating point.
-        g: n elements in as many dimensions, of the same type.
+        v: of one dimension at least, floating point.
+        g: a length for each slice, in as many dimensions as `v`, of the same type.
+        dim: from 0; -1: one length for all of `v`.
     """
-    dims = (0, v.dim() - 1) if dim % max(v.dim(), 1) else (0,)
-    along = dim % max(v.dim(), 1)
-    sizes = tuple(size if d == along else 1 for d, size in enumerate(v.shape))
-    fits = v.dim() > 0 and along in dims and tuple(g.shape) == sizes and v.dtype == g.dtype
-    if not fits or not v.is_floating_point() or not v.numel():
+    sizes = tuple(size if d == dim else 1 for d, size in enumerate(v.shape)) if dim != -1 else ()
+    fits = -1 <= dim < v.dim() and tuple(g.shape) == sizes and v.dtype == g.dtype
+    if not fits or not v.dim() or not v.is_floating_point() or not v.numel():
         raise IndexError("a weight norm has another length than its weight has slices")
     result: Tensor = _aten("_weight_norm")(v, g, dim)
     return result

@@ -20,7 +20,9 @@ from torch import Tensor, nn
 from torch._subclasses import fake_impls
 from torch.autograd.graph import saved_tensors_hooks
 from torch.distributions import Distribution
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
@@ -47,6 +49,8 @@ threads, and so are the mode and the tensors that a traced module has for a whil
 caller was cancelled may still be under way when the next one, of the same module, begins."""
 
 _GRAD_FN: Any = vars(torch._C.TensorBase)["grad_fn"].__get__
+
+_ENTERED = "_checkpoint_without_reentrant_generator"
 
 _MODULE_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
@@ -82,14 +86,54 @@ def _not_registered(*_: Any, **__: Any) -> RemovableHandle:
     return RemovableHandle(OrderedDict())
 
 
-def _checkpointed(function: Callable[..., Any], preserves: bool, *args: Any) -> Any:
-    """A reentrant checkpoint's inside, which a trace takes for something without gradients.
+class _Checkpoints:
+    """Checkpoints just call what they hold; plain torch calls it once more in the backward.
 
-    It has none in plain torch either where none of its arguments has.
+    Of a BatchNorm inside, this moves the statistics a second time, by the same samples.
     """
-    learns = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
-    with torch.set_grad_enabled(learns and torch.is_grad_enabled()):  # plain torch warns of it
-        return function(*args)
+
+    def __init__(self) -> None:
+        self._calls_in_backward = 0
+
+    def reentrant(self, function: Callable[..., Any], preserves: bool, *args: Any) -> Any:
+        """Its inside, which a trace takes for something without gradients.
+
+        It has none in plain torch either where none of its arguments has.
+        """
+        learns = any(isinstance(arg, Tensor) and arg.requires_grad for arg in args)
+        learns = learns and torch.is_grad_enabled()  # plain torch warns of it
+        with torch.set_grad_enabled(learns), self._inside():
+            return function(*args)
+
+    def entered(self, *_: Any, **__: Any) -> Iterator[None]:
+        """In place of what surrounds the call of a checkpoint that is not reentrant."""
+        with self._inside():
+            yield
+
+    @contextlib.contextmanager
+    def statistics_move_again(self) -> Iterator[None]:
+        """Those of each BatchNorm that is called inside."""
+        original = _BatchNorm.forward
+
+        def forward(norm: _BatchNorm, x: Tensor) -> Tensor:
+            out = original(norm, x)
+            if norm.training and norm.track_running_stats:
+                with torch.no_grad():
+                    for _ in range(self._calls_in_backward):
+                        original(norm, x)
+            return out
+
+        with replaced_in_this_thread(_BatchNorm, "forward", forward):
+            yield
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        calls = int(torch.is_grad_enabled())
+        self._calls_in_backward += calls
+        try:
+            yield
+        finally:
+            self._calls_in_backward -= calls
 
 
 class NoTensorHooks(TorchFunctionMode):
@@ -131,25 +175,32 @@ def _nothing_packed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def as_written() -> Iterator[None]:
-    """TorchScript runs operator by operator, checkpoints just call what they hold.
+    """TorchScript runs operator by operator, checkpoints call what they hold at once.
 
     Inference mode is no more than gradients switched off, and distributions do not look at their
     arguments.
     """
     validates = Distribution._validate_args
     jit: Any = torch.jit
+    checkpoints = _Checkpoints()
     reentrant: Any = CheckpointFunction
     inference: Any = torch.inference_mode
     enter = inference.__enter__
     compiled: list[Any] = [torch._C.ScriptMethod, torch._C.ScriptFunction]
     originals = [kind.__call__ for kind in compiled]
     Distribution.set_default_validate_args(False)
-    reentrant.apply = _checkpointed
+    reentrant.apply = checkpoints.reentrant
     inference.__enter__ = _as_gradients_mode(enter)
     for kind in compiled:
         kind.__call__ = _afresh(kind.__call__)
     try:
-        with jit.optimized_execution(False), _nothing_packed(), _unseeded():
+        with (
+            jit.optimized_execution(False),
+            _nothing_packed(),
+            _unseeded(),
+            replaced_in_this_thread(checkpoint, _ENTERED, checkpoints.entered),
+            checkpoints.statistics_move_again(),
+        ):
             yield
     finally:
         for kind, original in zip(compiled, originals, strict=True):

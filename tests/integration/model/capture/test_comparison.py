@@ -507,6 +507,29 @@ def test_what_the_users_code_and_torch_warn_of_is_shown_once(
         compared(Warns(), cross_entropy, _batches())
 
 
+class CheckpointedNorm(nn.Sequential):
+    def __init__(self, reentrant: bool) -> None:
+        super().__init__(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        self.reentrant = reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        def inside(x: Tensor) -> Tensor:
+            x = checkpoint(self[1], x, use_reentrant=False) if not self.reentrant else self[1](x)
+            return nn.functional.dropout(x, 0.5)
+
+        x = checkpoint(inside, self[0](x), use_reentrant=self.reentrant)
+        out: Tensor = self[2](x)
+        return out
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_batch_norm_inside_checkpoints_counts_a_batch_as_often_as_in_plain_torch(
+    reentrant: bool,
+) -> None:
+    model = CheckpointedNorm(reentrant)
+    assert compared(model, cross_entropy, _batches()).batches == 3
+
+
 def test_standard_error_stays_everybodys_while_a_model_is_captured() -> None:
     seen: list[object] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import os
@@ -17,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import mse_loss
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -26,8 +28,10 @@ from torch.utils.data import (
     Sampler,
     TensorDataset,
     WeightedRandomSampler,
+    default_collate,
 )
 
+import p2ptrain
 from p2ptrain.errors import ScriptError
 from p2ptrain.holder import loader_memory
 from p2ptrain.holder.input.batch_layout import BatchLayout
@@ -37,7 +41,9 @@ from p2ptrain.holder.input.loader_batches import (
     LookedAt,
 )
 from p2ptrain.holder.input.loader_pass import LoaderPass, takes_parts
+from p2ptrain.holder.input.open_data import open_data
 from p2ptrain.holder.loader_memory import from_plain, to_plain
+from p2ptrain.job.job import Job
 from p2ptrain.mesh.identity.state_folder import StateFolder
 
 SEED = 11
@@ -451,3 +457,24 @@ def test_lists_that_collation_has_made_of_tuples_are_passed_as_parts() -> None:
     assert not takes_parts(Two())([X, X, X])
     assert not takes_parts(nn.Linear(3, 1))([X])
     assert not takes_parts(nn.Linear(3, 1))([X, X])
+
+
+class OneOrTwo(nn.Linear):
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+
+    def forward(self, a: Any, b: Tensor | None = None) -> Tensor:
+        return super().forward(sum(a) if b is None else a + b)
+
+
+@pytest.mark.parametrize(("kind", "parts"), [(tuple, True), (list, False)])
+def test_a_tuple_of_the_data_is_passed_as_parts_where_forward_takes_one_argument_too(
+    kind: Any, parts: bool
+) -> None:
+    data = [(kind((torch.ones(3), torch.ones(3))), torch.ones(1)) for _ in range(4)]
+    data: Any = [(kind((torch.ones(3), torch.ones(3))), torch.ones(1)) for _ in range(4)]
+    loader = DataLoader(data, batch_size=2)
+    job = Job(OneOrTwo(), loader, mse_loss, p2ptrain.SGD(lr=0.1))
+    batch = open_data(job, contextlib.nullcontext()).batches.get(0)
+    assert isinstance(batch.read.input, tuple) == parts
+    assert loader.collate_fn is default_collate
