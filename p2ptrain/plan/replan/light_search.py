@@ -16,7 +16,6 @@ from p2ptrain.plan.replan.fewest_bytes import Missing, cheapest_borders, slowest
 from p2ptrain.plan.replan.migration import Pause
 from p2ptrain.plan.replan.order_cuts import Order, OrderCuts, Singles
 from p2ptrain.plan.replan.order_moves import Reshaper, shifts
-from p2ptrain.plan.replan.order_values import OrderValues
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.search.balanced_groups import UnplacedGroup, balanced
 from p2ptrain.plan.simulation.simulate import draft_of
@@ -132,8 +131,6 @@ class LightSearch:
             for least in [2 * len(self._base)]
             for most in (MAX_PLACES, MAX_FINE_PLACES)
         )
-        coarse = OrderCuts(cost, self.split, self._caps, private=self.private, places=self._places)
-        self._values = OrderValues(coarse, self._weights)
         unchanged = names >= plan.device_names
         self._old = draft_of(plan, cost) if unchanged else None
 
@@ -232,8 +229,13 @@ class LightSearch:
 
     def _value(self, orders: Sequence[Order], values: dict[Order, float]) -> None:
         possible = [order for order in orders if len(order) < len(self._places)]
-        if possible:
-            values.update(zip(possible, self._values.of(possible), strict=True))
+        for same in _by_length(possible):
+            found, _ = self._cuts.solve(
+                same * len(self._weights),
+                self._places,
+                last_weights=[weight for weight in self._weights for _ in same],
+            )
+            values.update(zip(same, found.reshape(-1, len(same)).min(axis=0).tolist(), strict=True))
 
     # -- drafts ----------------------------------------------------------------------------------
 

@@ -40,8 +40,7 @@ class CutTables:
     """What one part costs, over cut places [i, j).
 
     Attributes:
-        seconds: [L+1, L+1], or as many as there are places, of a micro-batch, forward and
-            backward; inf = impossible.
+        seconds: [L+1, L+1], of a micro-batch, forward and backward; inf = impossible.
         trips: [L+1, L+1] round trips that memory forces at least.
         reduce: [L+1, L+1] all-reduce seconds.
     """
@@ -56,8 +55,6 @@ class OrderCuts:
 
     Arguments:
         caps: by device, the largest part of the round's work it may take.
-        places: where cuts may lie, ascending, 0 and L among them; by default anywhere. Tables are
-            of these places only.
     """
 
     def __init__(
@@ -67,17 +64,15 @@ class OrderCuts:
         caps: dict[int, float],
         *,
         private: bool,
-        places: Sequence[int] | None = None,
     ) -> None:
         self.cost, self.split, self._caps, self._private = cost, split, caps, private
         self.rounds = split.batch_size / split.first_samples
         units = cost.profile.units
-        self._places = list(range(len(units) + 1)) if places is None else list(places)
         self._trained = self._ranges([state.trained for state in cost.unit_states])
         self._summed = self._ranges([state.summed_bytes for state in cost.unit_states])
         self._activations = self._ranges([unit.activation_bytes for unit in units])
         self._carried = np.array([0.0, *(unit.output_bytes for unit in units)])
-        self._carried = self._carried[self._places] * split.first_samples
+        self._carried *= split.first_samples
         work = WorkloadShare(cost.profile)
         parts = [work.units(i, i + 1, split.first_samples) for i in range(len(units))]
         self._work = self._ranges(parts)
@@ -197,7 +192,7 @@ class OrderCuts:
 
     def _ranges(self, per_unit: Sequence[float] | Floats) -> Floats:
         """[L+1, L+1] sums over [i, j); 0 or below where the range is empty."""
-        sums = np.concatenate(([0.0], np.cumsum(per_unit)))[self._places]
+        sums = np.concatenate(([0.0], np.cumsum(per_unit)))
         return np.asarray(sums[None, :] - sums[:, None], dtype=np.float64)
 
     @property
@@ -231,10 +226,10 @@ class _CutProgramme:
         # Half the precision is enough: drafts are simulated.
         grid = np.ix_(self.places, self.places)
         tables = [cuts.tables(part) for part in self.parts]
-        self.seconds = stacked([table.seconds[grid] for table in tables])  # [C, K, C]
-        reduce = stacked([table.reduce[grid] for table in tables])
+        self.seconds = _stacked([table.seconds[grid] for table in tables])  # [C, K, C]
+        reduce = _stacked([table.reduce[grid] for table in tables])
         self.busy = self.seconds * self.rounds + reduce
-        self.trips = stacked([table.trips[grid] for table in tables])
+        self.trips = _stacked([table.trips[grid] for table in tables])
         self.forced = bool((self.trips[np.isfinite(self.seconds)] > 1).any())
         self.carried = cuts.carried[self.places].astype(np.float32)  # [C]
         self.duplex = duplex
@@ -314,6 +309,6 @@ class _CutProgramme:
         return found
 
 
-def stacked(tables: Sequence[Floats]) -> Singles:
+def _stacked(tables: Sequence[Floats]) -> Singles:
     """[C, K, C] by cut, part and first unit."""
     return np.stack([table.T for table in tables], axis=1).astype(np.float32)
