@@ -20,7 +20,14 @@ from torch import Tensor
 from p2ptrain import events, failpoints
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
-from p2ptrain.errors import PeerError, ProtocolError, TrainingError, UserError, note_callback
+from p2ptrain.errors import (
+    PeerError,
+    ProtocolError,
+    ScriptError,
+    TrainingError,
+    UserError,
+    note_callback,
+)
 from p2ptrain.events import Done, Event, LeftOut, PlanLink, Stopped
 from p2ptrain.holder import callback_memory, loader_memory
 from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
@@ -32,6 +39,7 @@ from p2ptrain.holder.fact_gatherer import FactGatherer
 from p2ptrain.holder.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.generation import HolderGeneration, SentWrong, UpdateNotFinite
 from p2ptrain.holder.generation_runner import GenerationWork
+from p2ptrain.holder.input.batch_layout import NewSize, ReadBatch
 from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.job_record import JobRecord
@@ -46,6 +54,7 @@ from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
 from p2ptrain.holder.start.prepare import whole_state
 from p2ptrain.holder.start.prepared_job import PreparedJob
+from p2ptrain.holder.start.resumed_job import CapturedAgain
 from p2ptrain.holder.trace.span_collector import CollectorSettings, SpanCollector, traced
 from p2ptrain.holder.training_loop import (
     AsyncTrainingLoop,
@@ -98,6 +107,18 @@ WAITED_SECONDS = 3.0
 
 HOME_SHARE = 0.25
 """Of free memory, for the trained weights beside those that the job began with."""
+
+
+class _Sizes(Exception):  # it is no error
+    """The model is to be captured again: a size differs that did not so far.
+
+    Args:
+        prepared: by which the state is put into the user's module.
+    """
+
+    def __init__(self, which: NewSize, prepared: PreparedJob, again: CapturedAgain) -> None:
+        super().__init__("its model is captured for other sizes")
+        self.which, self.prepared, self.again = which, prepared, again
 
 
 class JobTrainer:
@@ -220,7 +241,33 @@ class JobTrainer:
         self._callbacks.put(event)
 
     async def _run(self) -> None:
-        started = await self._start.run(self._job)
+        """Capture the job and train it; from where it is once more if sizes begin to differ."""
+        sizes: _Sizes | None = None
+        while True:
+            self._epoch = None
+            try:
+                await self._run_captured(None if sizes is None else sizes.again)
+                return
+            except _Sizes as found:
+                step = found.again.checkpoint.progress.step
+                self._warn(f"{found.which}: the model is captured again after step {step}")
+                sizes = found
+            except UserError as error:
+                if sizes is None or self._epoch is not None:
+                    raise
+                raise self._of_one_size(sizes, error) from error
+
+    def _of_one_size(self, sizes: _Sizes, error: UserError) -> UserError:
+        """Why the job ends before a batch, and where its weights are."""
+        progress, words = sizes.again.checkpoint.progress, str(sizes.which)
+        sizes.prepared.captured.load_state(sizes.again.checkpoint.model)
+        if self._options.out is not None:
+            self._write(self._options.out)
+            words += f"; {self._options.out} has the weights of step {progress.step}"
+        return ScriptError(f"{words}. Pad it to one size in collate_fn: {error}")
+
+    async def _run_captured(self, again: CapturedAgain | None) -> None:
+        started = await self._start.run(self._job, again)
         self._id, self._stopped_at = started.entry.job, started.entry.stopped
         callback_memory.recall(self._folder, self._id, self._job.callbacks)
         loader_memory.recall(self._folder, self._id, started.prepared.batches)
@@ -240,7 +287,7 @@ class JobTrainer:
                 await self._plan_only(started.prepared)
                 return
             async with self._traced():
-                await self._train(started, journal)
+                await self._train(started, journal, () if again is None else again.batches)
         except BaseException as error:
             reason = str(error) or type(error).__name__
             raise
@@ -433,7 +480,10 @@ class JobTrainer:
 
     # -- while -----------------------------------------------------------------------------------
 
-    async def _train(self, started: StartedJob, journal: Journal) -> None:
+    async def _train(
+        self, started: StartedJob, journal: Journal, news: tuple[ReadBatch, ...]
+    ) -> None:
+        """`news`: batches whose sizes the model is captured for, besides the first ones."""
         prepared = started.prepared
         description = prepared.captured.description
         check = state_check(description, prepared.optimizer)
@@ -503,6 +553,9 @@ class JobTrainer:
                 await self._note_stop(journal)
                 raise SentWrong(None, "stopped", self._mesh.self_id) from None
             await self._note_stop(journal)
+            if loop.new_size is not None and not is_done:
+                point = progress(epochs.reports.reported.step)
+                raise await self._captured_again(prepared, epoch, loop.new_size, point, news)
             if self._interrupted is not None:
                 await self._bring_home(prepared, epoch, lambda: None)
                 self._interrupted.set_result(epochs.reports.reported.step)
@@ -753,6 +806,19 @@ class JobTrainer:
                 "free some, or evaluate and save less often"
             )
         return {n: tensor for part in arrived for n, tensor in split_state(part)[0].items()}
+
+    async def _captured_again(
+        self,
+        prepared: PreparedJob,
+        epoch: HolderGeneration,
+        which: NewSize,
+        progress: CheckpointProgress,
+        news: tuple[ReadBatch, ...],
+    ) -> _Sizes:
+        model, optimizer = split_state(await epoch.gather(STAGE))
+        point = Checkpoint(progress, model, optimizer)
+        again = CapturedAgain(point, (*news, which.batch), epoch.assignment.key.epoch + 1)
+        return _Sizes(which, prepared, again)
 
     def _checkpointer(self, progress: Callable[[int], CheckpointProgress]) -> Checkpointer | None:
         folder = self._options.checkpoint

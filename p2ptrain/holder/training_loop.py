@@ -32,6 +32,7 @@ from p2ptrain.holder.callback_runner import CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer
 from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.holder.input.batch_counts import token_place
+from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch, LongerThanPlanned
 from p2ptrain.holder.input.metrics import MetricValues
@@ -109,6 +110,9 @@ class TrainingLoop:
         scaled: writes down how the loss scale changed.
         lengthen: has another plan made, for batches of such lengths.
         pause: a person's.
+
+    Attributes:
+        new_size: of the batch before which `run` has ended, as the model is not captured for it.
     """
 
     def __init__(
@@ -154,6 +158,7 @@ class TrainingLoop:
         )
         self._shapes: deque[Round] = deque(maxlen=2 * self._rounds_ahead + 2)
         self._is_complete = False  # there is an order for every round
+        self.new_size: NewSize | None = None
         self._targets: asyncio.Queue[tuple[MicroBatchKey, object]] = asyncio.Queue(
             epoch.evaluated_ahead
         )
@@ -177,6 +182,8 @@ class TrainingLoop:
 
     async def run(self) -> bool:
         """Run every round, or until the generation is drained; returns whether every one was run.
+
+        Or until a batch is of a new size.
 
         Raises what failed first, here or on any device.
 
@@ -238,7 +245,7 @@ class TrainingLoop:
             await self._epoch.order(order)
             await self._ordered.put((order, planned))
             ordered += 1
-        self._is_complete = True
+        self._is_complete = self.new_size is None
         await self._no_more(ordered)
         await self._ordered.put(None)
 
@@ -298,6 +305,8 @@ class TrainingLoop:
             self._lengthen(found.planned.round.lengths)
             await self._found.put((found.planned, False))  # and is not ordered
             return
+        except NewSize as found:
+            self.new_size = found
         await self._found.put(None)
 
     async def _read(

@@ -9,7 +9,7 @@ they are, and must be the same in every batch, since the model is captured with 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,6 +66,14 @@ class ReadBatch:
         return sum(leaf.nbytes for leaf in self.leaves)
 
 
+class NewSize(ScriptError):
+    """A size differs for the first time; `batch` has it."""
+
+    def __init__(self, message: str, batch: ReadBatch) -> None:
+        super().__init__(message)
+        self.batch = batch
+
+
 class BatchLayout:
     """Reads batches that all look like the first ones.
 
@@ -95,12 +103,19 @@ class BatchLayout:
         self.leaves: tuple[SampleLeaf, ...] = ()
         self.varying: tuple[VaryingSize, ...] = ()
 
-    def settle(self) -> None:
+    def settle(self, more: Iterable[ReadBatch] = ()) -> None:
         """What is the same in all batches so far must be so in all others.
+
+        Args:
+            more: batches that came later, before the model was captured again.
 
         Raises:
             ScriptError: too many sizes vary, each for itself.
         """
+        for batch in more:
+            shapes = (tuple(leaf.shape[1:]) for leaf in batch.leaves)
+            paths = (leaf.path for leaf in self.leaves)
+            self._seen.append(dict(zip(paths, shapes, strict=True)))
         found: dict[tuple[int, ...], list[tuple[int, str, int]]] = {}
         for index, leaf in enumerate(self.leaves):
             for dimension in range(len(leaf.shape)):
@@ -142,6 +157,7 @@ class BatchLayout:
             where: which one it is, for errors: "data: batch 3 of epoch 1".
 
         Raises:
+            NewSize: a size differs that did not so far.
             ScriptError: it is none, or looks other than the first ones.
         """
         parts = split_batch(raw, own_loss=self._own_loss, name=where)
@@ -166,7 +182,10 @@ class BatchLayout:
         ordered = iter([leaves[path] for path, _ in self._paths(self._example)])
         inputs = rebuild(self._example[0], ordered)
         target = None if self._example[1] is None else rebuild(self._example[1], ordered)
-        return ReadBatch(inputs, target, samples)
+        batch = ReadBatch(inputs, target, samples)
+        if self._is_settled:
+            self._check_sizes(batch, where)
+        return batch
 
     def _paths(self, both: tuple[Any, Any]) -> Iterator[tuple[str, Any]]:
         yield from walk("input", both[0])
@@ -199,7 +218,6 @@ class BatchLayout:
         if tensors.keys() != wanted.keys() or constants.keys() != self._constants.keys():
             every = [*wanted, *self._constants]
             raise other_parts(where, "the first batch", [*tensors, *constants], every)
-        lengths: dict[int, tuple[str, int, int]] = {}
         for path, leaf in wanted.items():
             tensor = tensors[path]
             if tensor.dtype != leaf.dtype or tensor.dim() != len(leaf.shape) + 1:
@@ -208,8 +226,6 @@ class BatchLayout:
                     f"{where}: {path} is {looks(found)} a sample, but the first batch has "
                     f"{looks(leaf)}; all batches must match"
                 )
-            for dimension, size in enumerate(leaf.shape, 1) if self._is_settled else ():
-                self._check_size(tensor, path, dimension, size, lengths, where)
         for path, value in constants.items():
             if value != self._constants[path]:
                 raise ScriptError(
@@ -217,31 +233,27 @@ class BatchLayout:
                     "batch; what is no tensor must be the same in every batch"
                 )
 
-    def _check_size(
-        self,
-        tensor: Tensor,
-        path: str,
-        dimension: int,
-        wanted: int,
-        lengths: dict[int, tuple[str, int, int]],
-        where: str,
-    ) -> None:
-        has = tensor.shape[dimension]
-        number = self._lengths.get((path, dimension))
-        if number is None:
-            if has != wanted:
-                raise ScriptError(
-                    f"{where}: dimension {dimension} of {path} has size {has}, and {wanted} in all "
-                    "batches that were looked at before training: pad it to one size in collate_fn"
-                )
-            return
-        other, at, size = lengths.setdefault(number, (path, dimension, has))
-        if has != size:
-            raise ScriptError(
-                f"{where}: dimension {dimension} of {path} has size {has}, and dimension {at} of "
-                f"{other} {size}; in the first batches they were equal: pad both to one size in "
-                "collate_fn"
-            )
+    def _check_sizes(self, batch: ReadBatch, where: str) -> None:
+        lengths: dict[int, tuple[str, int, int]] = {}
+        for leaf, tensor in zip(self.leaves, batch.leaves, strict=True):
+            for dimension, wanted in enumerate(leaf.shape, 1):
+                has, path = tensor.shape[dimension], leaf.path
+                number = self._lengths.get((path, dimension))
+                if number is None and has != wanted:
+                    raise NewSize(
+                        f"{where}: dimension {dimension} of {path} has size {has}, and {wanted} in "
+                        "all batches before",
+                        batch,
+                    )
+                if number is None:
+                    continue
+                other, at, size = lengths.setdefault(number, (path, dimension, has))
+                if has != size:
+                    raise NewSize(
+                        f"{where}: dimension {dimension} of {path} has size {has}, and dimension "
+                        f"{at} of {other} {size}; in the batches before they were equal",
+                        batch,
+                    )
 
 
 def _samples(tensors: Mapping[str, Tensor], where: str) -> int:

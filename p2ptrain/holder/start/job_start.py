@@ -25,6 +25,7 @@ from p2ptrain.holder.start.job_registry import job_fingerprint, job_id, job_pref
 from p2ptrain.holder.start.journal import JournalEntry
 from p2ptrain.holder.start.prepare import prepare
 from p2ptrain.holder.start.prepared_job import PreparedJob
+from p2ptrain.holder.start.resumed_job import CapturedAgain
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger, timed
@@ -54,7 +55,7 @@ class StartedJob:
 
 
 class JobStart:
-    """Create it as soon as this device is a member, then `run` once.
+    """Create it as soon as this device is a member, then `run`.
 
     Args:
         folder: where the journal stands; None = there is none.
@@ -80,26 +81,29 @@ class JobStart:
         self._opened: PreparedJob | None = None
         self._is_given_up = False
 
-    async def run(self, job: Job) -> StartedJob:
+    async def run(self, job: Job, again: CapturedAgain | None = None) -> StartedJob:
         """Export the model while the household gathers; then it is known which job this is.
+
+        Args:
+            again: what it goes on from, where it was captured before.
 
         Raises:
             UserError: the job, the script's data or the options have to change.
         """
         try:
-            return await self._run(job)
+            return await self._run(job, again)
         except BaseException:
             self._is_given_up = True
             if self._opened is not None:
                 await run_in_background(self._opened.close)
             raise
 
-    async def _run(self, job: Job) -> StartedJob:
+    async def _run(self, job: Job, again: CapturedAgain | None) -> StartedJob:
         found = None if self._folder is None else journal.find_journal(self._folder, self._warn)
         wanted = None if self._options.fresh else found
         with timed(log, "captured_and_gathered"):
             async with task_scope() as group:
-                capturing = group.create_task(self._capture(job))
+                capturing = group.create_task(self._capture(job, again))
                 group.create_task(self._gather(wanted))
         prepared, weights = capturing.result()
         mark = job_fingerprint(prepared, self._options)
@@ -117,6 +121,8 @@ class JobStart:
         first = prepared.first_step
         reported = ReportedProgress(first, prepared.evaluated)
         entry = JournalEntry(job_id(mark, secrets.token_hex(8)), mark, weights, first, reported)
+        if again is not None:
+            entry = replace(entry, next_epoch=again.next_epoch)
         if prepared.loss_scale is not None:
             entry = replace(entry, scales=prepared.loss_scale.rows)
         return StartedJob(prepared, entry, has_first_weights=True)
@@ -124,9 +130,9 @@ class JobStart:
     def _warn(self, message: str) -> None:
         self._emit(events.Warning(message))
 
-    async def _capture(self, job: Job) -> tuple[PreparedJob, str]:
+    async def _capture(self, job: Job, again: CapturedAgain | None) -> tuple[PreparedJob, str]:
         def capture() -> PreparedJob:
-            self._opened = opened = prepare(job, self._options)
+            self._opened = opened = prepare(job, self._options, again)
             if self._is_given_up:
                 opened.close()
             return opened

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import nn
 
 from p2ptrain.holder.input.batch_counts import Batch
+from p2ptrain.holder.input.batch_layout import ReadBatch
 from p2ptrain.holder.input.mini_batches import FirstBatches, SampleReader, batch_seed
 from p2ptrain.holder.input.open_data import OpenedEvaluation
 from p2ptrain.holder.start.micro_batch import COMPUTED_TOGETHER
@@ -32,7 +34,11 @@ _COPIES = 4
 
 
 class PlainBatches:
-    """What the user's own module computes on the first batches of a job."""
+    """What the user's own module computes on the first batches of a job.
+
+    Args:
+        news: batches that came later, of other sizes: the newest takes the place of the second.
+    """
 
     def __init__(
         self,
@@ -40,8 +46,9 @@ class PlainBatches:
         samples: SampleReader,
         order: FirstBatches,
         evaluation: OpenedEvaluation | None,
+        news: Sequence[ReadBatch] = (),
     ) -> None:
-        self._job, self._samples, self._order = job, samples, order
+        self._job, self._samples, self._order, self._news = job, samples, order, news
         self._evaluated = None if evaluation is None else evaluation.samples
 
     def computed(self, least: int) -> PlainRun | None:
@@ -71,6 +78,8 @@ class PlainBatches:
             return None
 
     def _batch(self, step: int, samples: int) -> Batch:
+        if step == 1 and self._news:
+            return self._news[-1].rows(0, samples)
         indices = self._order.batch(step)[:samples]
         return self._samples.collate(indices, batch_seed(self._job.seed, step))
 

@@ -38,7 +38,7 @@ from p2ptrain.holder.start.micro_batch import (
 from p2ptrain.holder.start.model_limits import Across, check_asynchronous, read_sharing
 from p2ptrain.holder.start.plain_batches import PlainBatches, compared
 from p2ptrain.holder.start.prepared_job import PreparedJob
-from p2ptrain.holder.start.resumed_job import resumed
+from p2ptrain.holder.start.resumed_job import CapturedAgain, from_checkpoint, resumed
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.chosen_optimizer import optimizer_spec, optimizer_state, untrained_frozen
 from p2ptrain.job.given_weights import load_weights
@@ -68,16 +68,19 @@ from p2ptrain.tiling.planning.make_plan import NAMES
 log = get_logger(__name__)
 
 
-def prepare(job: Job, options: TrainOptions) -> PreparedJob:
+def prepare(job: Job, options: TrainOptions, again: CapturedAgain | None = None) -> PreparedJob:
     """Read the first samples, export the model, and read the checkpoint to go on from.
 
     Runs the user's code and torch.export, for seconds: call it off the event loop.
+
+    Args:
+        again: what to go on from instead, where the model was captured before.
 
     Raises:
         ScriptError, CaptureError, OptionError: what the user has to change.
     """
     with untrained_frozen(job.model, job.optimizer) as untrained:
-        prepared = _prepare(job, options)
+        prepared = _prepare(job, options, again)
     if not untrained:
         return prepared
     more = f" and {len(untrained) - 3} more" if len(untrained) > 3 else ""
@@ -88,7 +91,7 @@ def prepare(job: Job, options: TrainOptions) -> PreparedJob:
     return replace(prepared, warnings=(*prepared.warnings, why))
 
 
-def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
+def _prepare(job: Job, options: TrainOptions, again: CapturedAgain | None) -> PreparedJob:
     check_default_type()
     if options.planner not in tuple(NAMES):
         known = ", ".join(sorted(NAMES))
@@ -105,7 +108,7 @@ def _prepare(job: Job, options: TrainOptions) -> PreparedJob:
     opened = open_data(job, randomness_lock)
     sources: list[BatchSource | EvaluationSource] = [opened.batches]
     try:
-        return _prepared(job, options, opened, sources)
+        return _prepared(job, options, opened, sources, again)
     except BaseException:
         for source in sources:
             source.close()
@@ -117,6 +120,7 @@ def _prepared(
     options: TrainOptions,
     opened: OpenedData,
     sources: list[BatchSource | EvaluationSource],
+    again: CapturedAgain | None,
 ) -> PreparedJob:
     samples, order = opened.samples, opened.order
     job = opened.sized(job)
@@ -125,11 +129,12 @@ def _prepared(
     if job.eval_data is not None:
         evaluation = open_evaluation(job, opened, randomness_lock)
         sources.append(evaluation.batches)
+    news = () if again is None else again.batches
     if opened.layout is not None:
-        opened.layout.settle()
+        opened.layout.settle(news)
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
-    first = PlainBatches(job, samples, order, evaluation)
+    first = PlainBatches(job, samples, order, evaluation, news)
     with timed(log, "computed_plainly"):
         plain = first.computed(1)
     with timed(log, "exported"), _explained(job, samples, order):
@@ -206,6 +211,8 @@ def _prepared(
         outdated=outdated,
         compare=partial(compared, job.model, captured, plain),
     )
+    if again is not None:
+        return from_checkpoint(prepared, options, again.checkpoint, [])
     return prepared if options.resume is None else resumed(prepared, options)
 
 

@@ -1,20 +1,36 @@
-"""A prepared job that continues from a checkpoint."""
+"""A prepared job that continues from a checkpoint, or from where it was captured again."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.holder import loader_memory
+from p2ptrain.holder.input.batch_layout import ReadBatch
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer import AVERAGE, state_layout, trained_parameters
 from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checkpoint_files import Checkpoint
 from p2ptrain.state.snapshot_store import as_laid_out
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedAgain:
+    """What a job goes on with once its model is captured for sizes that differ late.
+
+    Attributes:
+        checkpoint: its state, before the batch that differs.
+        batches: each of a size that those before it did not have; the newest is the last.
+        next_epoch: first generation number that was never used.
+    """
+
+    checkpoint: Checkpoint
+    batches: tuple[ReadBatch, ...]
+    next_epoch: int
 
 
 def resumed(prepared: PreparedJob, options: TrainOptions) -> PreparedJob:
@@ -26,6 +42,20 @@ def resumed(prepared: PreparedJob, options: TrainOptions) -> PreparedJob:
     assert options.resume is not None
     damages: list[str] = []
     found = checkpoint_files.load(options.resume, damages.append)
+    return from_checkpoint(prepared, options, found, damages)
+
+
+def from_checkpoint(
+    prepared: PreparedJob, options: TrainOptions, found: Checkpoint, damages: list[str]
+) -> PreparedJob:
+    """`prepared` with that state.
+
+    Args:
+        damages: what is wrong with it, for the user; more is added.
+
+    Raises:
+        OptionError: it is of another training.
+    """
     wanted = prepared.progress(found.progress.step)
     for field in ("digest", "samples", "batch_size", "seed", "optimizer"):
         if getattr(found.progress, field) != getattr(wanted, field):

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import (
@@ -43,12 +44,15 @@ class Words(Dataset[Any]):
 
     Args:
         later: how long a few are, which none of the first batches has.
+        alike: whether all before these have one length.
     """
 
-    def __init__(self, later: int | None = None) -> None:
+    def __init__(self, later: int | None = None, *, alike: bool = False) -> None:
         draw = torch.Generator().manual_seed(6)
         lengths = torch.randint(4, 14, (30,), generator=draw).tolist()
-        if later is not None:
+        if later is not None and alike:
+            lengths = [6] * 76 + [later] * 4 + [6] * 4 + [3 * later] * 2
+        elif later is not None:
             lengths = [4, 5, 6, 4, 5, 4, 4, 5] * 10 + [later, 9, 4, 6, 3 * later, 5]
         self._words = [torch.randint(1, 20, (n,), generator=draw) for n in lengths]
         self._labels = torch.randint(0, 3, (len(lengths),), generator=draw)
@@ -184,12 +188,16 @@ def made(kind: str) -> dict[str, Any]:
     if kind == "longer":  # than four times what the first batches are
         data = DataLoader(Words(later=30), batch_size=4, collate_fn=padded)  # type: ignore[arg-type]
         return {"model": reader(), "data": data, "loss": cross_entropy}
+    if kind == "late":  # the first batches have one length
+        words = Words(later=9, alike=True)
+        data = DataLoader(words, batch_size=4, collate_fn=padded)  # type: ignore[arg-type]
+        return {"model": reader(), "data": data, "loss": cross_entropy}
     assert kind == "dicts"
     data = DataLoader(Words(), batch_size=8, shuffle=True, collate_fn=padded_dict)  # type: ignore[arg-type]
     return {"model": reader(scores=True), "data": data, "loss": None}
 
 
-KINDS = ["ragged", "tied", "weighted", "stream", "lengths", "longer", "dicts"]
+KINDS = ["ragged", "tied", "weighted", "stream", "lengths", "longer", "late", "dicts"]
 
 
 def job(kind: str, **more: Any) -> Job:
@@ -247,7 +255,10 @@ async def test_the_curve_is_plain_torchs(kind: str, count: int) -> None:
     assert len(household.plan.stages) == count
     assert_plain(household, trained, kind)
     plans = [event.reason for event in household.events if isinstance(event, Plan)]
-    assert plans == (["start", "drift", "drift"] if kind == "longer" else ["start"])
+    more = {"longer": ["drift", "drift"], "late": ["start", "drift"]}
+    assert plans == ["start", *more.get(kind, [])]
+    numbers = [event.epoch for event in household.events if isinstance(event, Plan)]
+    assert numbers == sorted(set(numbers))
 
 
 WAYS: dict[str, tuple[str, TrainOptions]] = {
@@ -347,7 +358,7 @@ async def test_a_dict_with_more_than_forward_takes_is_named() -> None:
     assert "does not take 'labels': give pairs ({'input': ...}, target)" in words
 
 
-async def test_a_model_for_one_length_says_which_dimension_to_pad() -> None:
+async def test_a_model_for_one_length_says_which_dimension_to_pad(tmp_path: Path) -> None:
     class StepByStep(Reader):
         def forward(self, words: Tensor, mask: Tensor, labels: Tensor | None = None) -> Any:
             x = torch.zeros(words.shape[0], 8)
@@ -358,6 +369,17 @@ async def test_a_model_for_one_length_says_which_dimension_to_pad() -> None:
     words = await refused(job("lengths", model=StepByStep()))
     assert "dimension 1 of input['words']" in words
     assert "pad" in words
+
+    out = tmp_path / "out.safetensors"
+    async with devices(3) as household:
+        options = TrainOptions(wait_for=3, planner="pp", out=out)
+        with pytest.raises(
+            ScriptError, match=r"dimension 1 of input\['words'\].*Pad it to one"
+        ) as e:
+            await household.holder_run(job("late", model=StepByStep()), options).run()
+    assert f"{out} has the weights of step 18" in str(e.value)
+    assert len(household.losses) == 18
+    assert load_file(out).keys() == StepByStep().state_dict().keys()
 
 
 async def test_the_size_of_batches_is_the_loaders() -> None:
