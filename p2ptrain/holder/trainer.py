@@ -250,6 +250,8 @@ class JobTrainer:
                 return
             except _Sizes as found:
                 step = found.again.checkpoint.progress.step
+                if found.which.batch is None:
+                    raise self._of_one_size(found, None) from None
                 self._warn(f"{found.which}: the model is captured again after step {step}")
                 sizes = found
             except UserError as error:
@@ -257,14 +259,15 @@ class JobTrainer:
                     raise
                 raise self._of_one_size(sizes, error) from error
 
-    def _of_one_size(self, sizes: _Sizes, error: UserError) -> UserError:
+    def _of_one_size(self, sizes: _Sizes, error: UserError | None) -> UserError:
         """Why the job ends before a batch, and where its weights are."""
         progress, words = sizes.again.checkpoint.progress, str(sizes.which)
         sizes.prepared.captured.load_state(sizes.again.checkpoint.model)
         if self._options.out is not None:
             self._write(self._options.out)
             words += f"; {self._options.out} has the weights of step {progress.step}"
-        return ScriptError(f"{words}. Pad it to one size in collate_fn: {error}")
+        why = "" if error is None else f": {error}"
+        return ScriptError(f"{words}. Pad it to one size in collate_fn{why}")
 
     async def _run_captured(self, again: CapturedAgain | None) -> None:
         started = await self._start.run(self._job, again)
@@ -817,7 +820,8 @@ class JobTrainer:
     ) -> _Sizes:
         model, optimizer = split_state(await epoch.gather(STAGE))
         point = Checkpoint(progress, model, optimizer)
-        again = CapturedAgain(point, (*news, which.batch), epoch.assignment.key.epoch + 1)
+        batches = news if which.batch is None else (*news, which.batch)
+        again = CapturedAgain(point, batches, epoch.assignment.key.epoch + 1)
         return _Sizes(which, prepared, again)
 
     def _checkpointer(self, progress: Callable[[int], CheckpointProgress]) -> Checkpointer | None:

@@ -67,9 +67,13 @@ class ReadBatch:
 
 
 class NewSize(ScriptError):
-    """A size differs for the first time; `batch` has it."""
+    """The model is not captured for a size.
 
-    def __init__(self, message: str, batch: ReadBatch) -> None:
+    Attributes:
+        batch: for whose it may be; None = it cannot be, as it was captured for others too.
+    """
+
+    def __init__(self, message: str, batch: ReadBatch | None) -> None:
         super().__init__(message)
         self.batch = batch
 

@@ -30,6 +30,7 @@ from p2ptrain.holder.input.batch_counts import (
     Slices,
     weigh,
 )
+from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.checked_dataset import Collated
 from p2ptrain.holder.input.mini_batches import (
     BatchSource,
@@ -127,6 +128,7 @@ class MicroBatchLoader:
             shape, pieces = planned.round, planned.batch.pieces(planned.round.micro_batch)
             if self._longest is not None and any(map(gt, shape.lengths, self._longest)):
                 raise LongerThanPlanned(planned)
+            self._check_lengths(shape)
             if self._count is not None and shape.mode is RoundMode.TRAIN:
                 yield from self._weighed(planned, list(pieces), self._count)
                 continue
@@ -144,6 +146,19 @@ class MicroBatchLoader:
         weights = weigh(count, pieces, slices)
         for number, piece, weight in zip(shape.numbers, pieces, weights, strict=True):
             yield self._loaded(planned, number, piece, weight)
+
+    def _check_lengths(self, shape: Round) -> None:
+        trains = shape.mode is RoundMode.TRAIN
+        limits = self._captured.trains if trains else self._captured.evaluates
+        if not limits.guards.are_met(shape.lengths):
+            sizes = zip(self._captured.varying, shape.lengths, strict=True)
+            raise NewSize(
+                f"the {'mini-batch' if trains else 'evaluation'} after step {shape.step} has "
+                f"{' and '.join(f'{size} in {one.name}' for one, size in sizes)}, and "
+                "the model computes something else for that than for the batches before (an `if` "
+                "of a size)",
+                None,
+            )
 
     def _check_size(self, shape: Round) -> None:
         last = shape.size(shape.numbers[-1])

@@ -149,7 +149,8 @@ def _given_back() -> Iterator[None]:
 def _limits(exported: Exported, graph: Translated) -> SampleLimits:
     one = refuses_one_sample(graph)
     known = graph.batch.least(exported.program)
-    return SampleLimits(one, known, max(known, 2 if one else 1, min_batch(graph)))
+    least = max(known, 2 if one else 1, min_batch(graph))
+    return SampleLimits(one, known, least, graph.batch.guards)
 
 
 def _export_evaluation(scored: ScoredModule, example: Example) -> tuple[Exported, str]:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from p2ptrain.errors import CaptureError, InternalError
 from p2ptrain.model.capture.scored_module import Example
 from p2ptrain.model.capture.structure import Foreign, Structure
+from p2ptrain.model.capture.translated import LengthGuards
 from p2ptrain.model.graph.decoding import is_dense
 from p2ptrain.model.graph.description import Mode, ModelDescription, TensorDescription, TensorKind
 
@@ -143,18 +144,20 @@ class StateTable:
 
 @dataclass(frozen=True, slots=True)
 class SampleLimits:
-    """How few samples one graph is for.
+    """Which batches one graph is for.
 
     Attributes:
         refuses_one: whether plain torch's normalisations do not take a single one.
         known: samples below which the graph may not be the model.
         least: the fewest that are of use, at least `known`: with fewer an operator fails, or gives
             another shape than with more.
+        guards: of the lengths for which the graph is the model.
     """
 
     refuses_one: bool
     known: int
     least: int
+    guards: LengthGuards
 
 
 class Captured:
@@ -162,7 +165,8 @@ class Captured:
 
     Attributes:
         description: what travels.
-        trains, evaluates: how few samples it does both with.
+        varying: sizes that differ from batch to batch.
+        trains, evaluates: what batches it does both with.
         unscored: why evaluation gives no loss (a zero in its place), where the loss does not take
             what the model returns in evaluation mode; "" where it does.
         autocast: the type under which `torch.autocast` called both; None: neither was.
@@ -184,6 +188,7 @@ class Captured:
         self.autocast = autocast
         self.trains, self.evaluates = trains, evaluates
         self.unscored = unscored
+        self.varying = example.varying
         self._input, self._target = example.input, example.target
         self._targets = targets
         self._output = output

@@ -35,6 +35,24 @@ _VARIES = 2
 """Samples from which on torch.export takes a batch that varies."""
 
 
+@dataclass(frozen=True, slots=True)
+class LengthGuards:
+    """What a trace has found true of lengths, for which alone it is the model.
+
+    Attributes:
+        conditions: such as `s27 <= 8`, of `if x.shape[1] > 8:`.
+        numbers: which length a symbol stands for.
+    """
+
+    conditions: tuple[sympy.Expr, ...]
+    numbers: Mapping[sympy.Symbol, int]
+
+    def are_met(self, lengths: Sequence[int]) -> bool:
+        """Whether it is for these."""
+        values = {symbol: lengths[number] for symbol, number in self.numbers.items()}
+        return all(bool(condition.subs(values)) for condition in self.conditions)
+
+
 class BatchSymbol:
     """The symbols that stand for the batch size, and for lengths, in one exported graph.
 
@@ -77,6 +95,13 @@ class BatchSymbol:
         limits = program.range_constraints.get(self._symbol)
         least = 0 if limits is None else int(limits.lower)
         return least if least > _VARIES else 1
+
+    @property
+    def guards(self) -> LengthGuards:
+        """Of the lengths alone."""
+        numbers = {symbol: number - 1 for symbol, number in self._variables.items() if number}
+        found = (self._environment.replace(guard.expr) for guard in self._environment.guards)
+        return LengthGuards(tuple(g for g in found if g.free_symbols <= numbers.keys()), numbers)
 
     def polynomial(self, size: int | torch.SymInt) -> Polynomial | None:
         """`size` as a polynomial in the batch size, or None where it is none."""

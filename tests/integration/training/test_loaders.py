@@ -429,3 +429,17 @@ async def test_the_largest_of_listed_batches_is_known() -> None:
     async with devices(1) as household:
         await household.holder_run(given, TrainOptions(local=True)).run()
     assert household.plan.micro_batch == 6
+
+
+async def test_an_if_of_a_length_ends_the_job_before_it_goes_another_way() -> None:
+    class Turning(Reader):
+        def forward(self, words: Tensor, mask: Tensor, labels: Tensor | None = None) -> Any:
+            found = super().forward(words, mask, labels)
+            return -found if words.shape[1] > 15 else found
+
+    torch.manual_seed(7)
+    async with devices(1) as household:
+        with pytest.raises(ScriptError, match=r"has 30 in dimension 1 of input.*, and the"):
+            await household.holder_run(job("longer", model=Turning())).run()
+    assert household.losses == plain("longer")[0][: len(household.losses)]
+    assert len(household.losses) >= 16
