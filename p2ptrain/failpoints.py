@@ -1,9 +1,8 @@
 """Named places in the code where a test can make a device die, stop or be cut off.
 
-They are off unless one is armed, and then cost one look at a global variable:
+They are off unless one is armed, and then cost one call:
 
-    if failpoints.armed:
-        await failpoints.reach("update.before", device=me, stage=0, step=3)
+    await failpoints.reach("update.before", device=me, stage=0, step=3)
 
 In a test `arm` says what happens; several devices may live in one process, so a place names the
 device that has reached it. A real process takes it from P2PTRAIN_FAILPOINT, see `arm_from`:
@@ -182,14 +181,16 @@ def disarm() -> None:
 
 
 async def reach(name: str, *, device: str, stage: int = -1, step: int = -1) -> None:
-    """A device has come to a place. Only call it where `armed`."""
-    for wait in _fire(Reached(name, device, stage, step)):
-        await wait
+    """A device has come to a place."""
+    if armed:
+        for wait in _fire(Reached(name, device, stage, step)):
+            await wait
 
 
 def reach_now(name: str, *, device: str, stage: int = -1, step: int = -1) -> None:
     """The same at a place that cannot wait; also in a thread."""
-    _fire(Reached(name, device, stage, step))
+    if armed:
+        _fire(Reached(name, device, stage, step))
 
 
 def _fire(reached: Reached) -> list[asyncio.Future[None]]:

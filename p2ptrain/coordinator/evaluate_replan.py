@@ -87,8 +87,7 @@ class ReplanEvaluation:
             slower=round(present.slower, 3),
             reason=decision.reason,
         )
-        if failpoints.armed:
-            await failpoints.reach("look.decided.before", device=self._mesh.self_id)
+        await failpoints.reach("look.decided.before", device=self._mesh.self_id)
         better = decision.plan.to_json() if decision.action is ReplanAction.MOVE else None
         in_sight = frozenset(candidate.id for candidate in household.candidates)
         return ReplanReply(better, decision.gain, decision.reason, in_sight)
@@ -231,8 +230,7 @@ class ReplanEvaluation:
                 others = sorted(facts.keys() - set(strangers))
                 await self._surveyor.measure_new_links(strangers, others)
                 candidates += await self._measured(new, len(facts))
-            if failpoints.armed:
-                await failpoints.reach("look.measured.after", device=self._mesh.self_id)
+            await failpoints.reach("look.measured.after", device=self._mesh.self_id)
         if planning.ftpipehd is not None:
             candidates = list(with_times_of_holder(holder, {c.id: c for c in candidates}).values())
         corrections, lowered = self._request.corrections, self._request.lowered

@@ -352,8 +352,7 @@ class JobDriver:
             self._post(reply)
             return
         await self._work.checked()
-        if failpoints.armed:
-            await failpoints.reach("accept.before", device=self._mesh.self_id)
+        await failpoints.reach("accept.before", device=self._mesh.self_id)
         self._take(reply, ask.number)
 
     def _tell_refused(self, refusal: ReconfigureFailure) -> None:

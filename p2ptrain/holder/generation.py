@@ -163,8 +163,7 @@ class HolderGeneration:
         self._has_begun = True
         for device in self.assignment.devices:
             await self._mesh.send(device, Message(BEGIN, self.assignment.key.fields()))
-            if failpoints.armed:
-                await self.reach("begin.send.between")
+            await self.reach("begin.send.between")
         return True
 
     async def begin_without(self, device: str) -> None:
@@ -214,8 +213,7 @@ class HolderGeneration:
                 await self._mesh.send(device, message)
             except PeerError as error:
                 trouble = trouble or error
-            if failpoints.armed:
-                await self.reach("commit.send.between", commit.step)
+            await self.reach("commit.send.between", commit.step)
         if trouble is not None:
             raise trouble
 
@@ -263,8 +261,7 @@ class HolderGeneration:
                 return
             request = TransferRequest(keeper, job, source, place.first, place.end)
             parts[index] = await self._read(request)
-            if failpoints.armed:
-                await self.reach("checkpoint.gather.between")
+            await self.reach("checkpoint.gather.between")
 
         async with task_scope() as group:
             for index in range(len(parts)):
@@ -286,8 +283,7 @@ class HolderGeneration:
             else:
                 request = TransferRequest(keeper, job, source, *units)
                 load(await self._read(request))
-            if failpoints.armed:
-                await self.reach("home.between")
+            await self.reach("home.between")
 
     async def _read(self, request: TransferRequest) -> dict[str, Tensor]:
         reading = read_state(self._mesh, request, self._check, self._known)

@@ -126,8 +126,7 @@ class PlanStep:
         started = monotonic()
         with timed(log, "planned"):
             made = await self._make_plan(make)
-        if failpoints.armed:
-            await failpoints.reach("planned.after", device=self._mesh.self_id)
+        await failpoints.reach("planned.after", device=self._mesh.self_id)
         safe = self._protect(made)
         return replace(made, seconds=monotonic() - started, protected=safe)
 

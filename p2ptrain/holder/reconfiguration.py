@@ -98,8 +98,7 @@ class Reconfiguration:
         finally:
             unsubscribe()
         assert self._reply is not None
-        if failpoints.armed:
-            await self._reach("answer.before")
+        await self._reach("answer.before")
         return self._reply
 
     def _carry_out(
@@ -235,8 +234,7 @@ class Reconfiguration:
         """Have `device` do it; what was in the way, if anything."""
         parts = (assignment.to_part(), Fetches(wanted).to_part())
         epoch = assignment.key.epoch
-        if failpoints.armed:
-            await self._reach("prepare.send.between")
+        await self._reach("prepare.send.between")
         try:
             asked = Message(PREPARE, request.fields(), parts)
             answer = await call_while_it_works(self._mesh, device, asked, limits=self._limits)

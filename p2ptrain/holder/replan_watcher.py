@@ -252,16 +252,14 @@ class ReplanWatcher:
     async def _on_leaving(self, peer: str, message: Message) -> Message:
         if JobQuestion.read(message.fields).job != self._planning.job:
             raise PeerError("that job has ended")
-        if failpoints.armed:
-            await self._reach("leave.receive.before")
+        await self._reach("leave.receive.before")
         waiting = self._leavers.get(peer)
         if waiting is None:
             waiting = self._leavers[peer] = asyncio.get_running_loop().create_future()
             log.info("device_leaves", name=self._name(peer))
             self._post(replan_trigger.DeviceLeaving(peer))
         refused = await asyncio.shield(waiting)  # one without a part is let go at once
-        if failpoints.armed:
-            await self._reach("leave.answer.before")
+        await self._reach("leave.answer.before")
         return Message(LEAVING, LeaveReply(refused).fields())
 
     def let_go(self, device: str) -> None:
@@ -325,8 +323,7 @@ class ReplanWatcher:
 
     async def _look(self, look: replan_trigger.EvaluateNow) -> None:
         limit = _LIMITS_SECONDS.get(look.reason, LOOK_SECONDS)
-        if failpoints.armed:
-            await self._reach("look.ask.before")
+        await self._reach("look.ask.before")
         try:
             found = await self._ask(look, limit)
             devices = self._devices_of(found)
@@ -339,8 +336,7 @@ class ReplanWatcher:
             self._post(replan_trigger.EvaluationFailed(look.number, why))
             return
         log.info("looked", reason=look.reason.value, gain=found.gain, found=found.reason)
-        if failpoints.armed:
-            await self._reach("look.found.before")
+        await self._reach("look.found.before")
         self._looking = None
         if found.plan is not None:
             self._proposed = self._reason_for(look, devices), found.plan

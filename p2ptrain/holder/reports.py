@@ -151,8 +151,7 @@ class JobReports:
             return
         self.samples += samples
         self._write(self._once.reported)
-        if failpoints.armed:
-            failpoints.reach_now("journal.after", device=self._mesh.self_id, step=step - 1)
+        failpoints.reach_now("journal.after", device=self._mesh.self_id, step=step - 1)
         now = monotonic()
         if self._sign_at is not None and self._answer is not None:
             self._emit(self._recovered(self._answer, self._sign_at, now))

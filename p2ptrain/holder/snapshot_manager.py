@@ -184,7 +184,7 @@ class SnapshotManager:
                 self._early.append((peer, key.epoch, kept))
             return
         found = self._acknowledged(peer, key.epoch, kept)
-        if failpoints.armed and any(isinstance(result, SnapshotComplete) for result in found):
+        if any(isinstance(result, SnapshotComplete) for result in found):
             await failpoints.reach("stable.before", device=self._mesh.self_id)
         self._take(found)
 
@@ -233,8 +233,7 @@ class SnapshotManager:
         await self._send(what.owner, Message(REPLICA_KEEPER, {**key.fields(), **keeper.fields()}))
 
     async def _notify_all(self, members: list[str], message: Message) -> None:
-        if failpoints.armed:
-            await failpoints.reach("versions.keep.between", device=self._mesh.self_id)
+        await failpoints.reach("versions.keep.between", device=self._mesh.self_id)
         await asyncio.gather(*(self._send(member, message) for member in members))
 
     async def _send(self, device: str, message: Message) -> None:

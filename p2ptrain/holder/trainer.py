@@ -960,8 +960,7 @@ class JobTrainer:
         out = self._options.out
         if out is not None:
             self._write(out)
-            if failpoints.armed:
-                failpoints.reach_now("weights.written", device=self._mesh.self_id)
+            failpoints.reach_now("weights.written", device=self._mesh.self_id)
         if unwritten is not None:
             raise unwritten
         self._job.numbers.end()

@@ -24,7 +24,6 @@ from typing import Any
 
 from torch import Tensor
 
-from p2ptrain import failpoints
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import ScriptError
@@ -192,8 +191,7 @@ class TrainingLoop:
         """
         if self._checkpointer is not None:
             self._checkpointer.begin()
-        if failpoints.armed:
-            await self._epoch.reach("replay.first", self._start)
+        await self._epoch.reach("replay.first", self._start)
         async with task_scope() as group:
             working = [
                 group.create_task(self._epoch.tracker.failed()),
@@ -427,16 +425,14 @@ class TrainingLoop:
         if self._is_stopped:
             self._callbacks.stop(order.round.step)
             raise StoppedEarly
-        if failpoints.armed:
-            await self._epoch.reach("decide.before", order.round.step)
+        await self._epoch.reach("decide.before", order.round.step)
         # Every stage is ready: the update counts from here on, whatever fails. Between this and the
         # first commit nothing is awaited, so that no step counts without being reported.
         step = order.round.step + 1
         if is_left_out:
             self._reports.left_out(step)
         self._step(step, order, reports)
-        if failpoints.armed:
-            await self._epoch.reach("report.after", order.round.step)
+        await self._epoch.reach("report.after", order.round.step)
         await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
         self._round_over(step, reports)
 

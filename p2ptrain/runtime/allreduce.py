@@ -263,9 +263,8 @@ class RingAllReduce:
             self._receive(frame, values)
 
     def _receive(self, frame: _ChunkHeader, values: Tensor) -> None:
-        if failpoints.armed:
-            stage = self._line.stage
-            failpoints.reach_now("bucket.receive.after", device=self._own, stage=stage)
+        stage = self._line.stage
+        failpoints.reach_now("bucket.receive.after", device=self._own, stage=stage)
         following = self._sums[frame.bucket].receive(frame.step, frame.present, values)
         if following is not None:
             self._put(frame.bucket, following)
@@ -320,9 +319,8 @@ class RingAllReduce:
             fields = _ChunkFields(self._order.round.index, index, step, bits).fields()
             encoded = encode(chunk, self.summed.wire(bucket))
             parts = [_bytes_of(encoded)] if chunk.numel() else []
-            if failpoints.armed:
-                place = {"stage": self._line.stage, "step": self._order.round.step}
-                await failpoints.reach("bucket.send.before", device=self._own, **place)
+            place = {"stage": self._line.stage, "step": self._order.round.step}
+            await failpoints.reach("bucket.send.before", device=self._own, **place)
             await self._switchboard.send_frame(self._next, self._line, fields, parts)
             total.sent(step)
             self._complete(index)

@@ -163,11 +163,9 @@ class StageExecutor(ABC):
         self._read_watches()
         busy, self._busy = self._busy, CpuSpan(0.0, 0.0)
         is_finite, self._is_finite = self._is_finite, True
-        if failpoints.armed:
-            await self._reach("done.send.before", order)
+        await self._reach("done.send.before", order)
         await self._links.report(RoundReport(order.round.index, loss, busy, is_finite))
-        if failpoints.armed:
-            await self._reach("done.send.after", order)
+        await self._reach("done.send.after", order)
 
     # -- pieces ----------------------------------------------------------------------------------
 
@@ -224,8 +222,7 @@ class StageExecutor(ABC):
         weight: float | None = None,
     ) -> float:
         """Send on what a forward has made; as `_compute_forward`."""
-        if failpoints.armed:
-            await self._reach("forward.compute.after", order)
+        await self._reach("forward.compute.after", order)
         if self._lines.forward is not None:
             self._note_sent(order, self.task.index + 1, ACTIVATIONS, piece, outputs.tensors)
             await self._lines.forward.put(piece, outputs)
@@ -273,19 +270,16 @@ class StageExecutor(ABC):
     async def _gradients(self, order: RoundOrder, piece: MicroBatchSlice) -> GatheredValues | None:
         """Wait for those of what a piece gave; None at the last stage."""
         inlet = self._lines.gradients
-        if failpoints.armed:
-            await self._reach("backward.receive.before", order)
+        await self._reach("backward.receive.before", order)
         given = None if inlet is None else await inlet.take(piece.key, piece.size)
-        if failpoints.armed:
-            await self._reach("backward.receive.after", order)
+        await self._reach("backward.receive.after", order)
         return given
 
     async def _give_backward(
         self, order: RoundOrder, piece: MicroBatchSlice, result: HostCopies
     ) -> None:
         """Send on what a backward has made."""
-        if failpoints.armed:
-            await self._reach("backward.compute.after", order)
+        await self._reach("backward.compute.after", order)
         if self._lines.backward is not None:
             self._note_sent(order, self.task.index - 1, GRADIENTS, piece, result.tensors)
             await self._lines.backward.put(piece, result)
@@ -323,11 +317,9 @@ class StageExecutor(ABC):
         self, order: RoundOrder, piece: MicroBatchSlice, *, started: bool = True
     ) -> tuple[GatheredValues, GatheredValues | None]:
         """Wait for them; `started`: the feeder may send one more slice."""
-        if failpoints.armed:
-            await self._reach("forward.receive.before", order)
+        await self._reach("forward.receive.before", order)
         inputs = await self._lines.activations.take(piece.key, piece.size)
-        if failpoints.armed:
-            await self._reach("forward.receive.after", order)
+        await self._reach("forward.receive.after", order)
         if started:
             await self._links.send_started(piece, targets=False)
         if not self.task.uses_targets:

@@ -113,8 +113,7 @@ class OptimizerStep(StageSnapshots):
         `end` follows; else `make` does.
         """
         await self._settled.wait()
-        if failpoints.armed:
-            await self._reach("update.begin.before", order)
+        await self._reach("update.begin.before", order)
         self._settled.clear()  # before it is begun: who reads meanwhile waits
         has_begun = False
         try:
@@ -137,8 +136,7 @@ class OptimizerStep(StageSnapshots):
         kept = await self._changed(
             self._live.end_update, copies=self._is_copied(order), is_round_over=False
         )
-        if failpoints.armed:
-            await self._reach("update.end.after", order)
+        await self._reach("update.end.after", order)
         self._ahead.put_nowait(_ReadyUpdate(order, kept))
 
     async def run(self) -> None:
@@ -165,9 +163,8 @@ class OptimizerStep(StageSnapshots):
         Raises:
             ProtocolError: it is ready for another one, or for none.
         """
-        if failpoints.armed:
-            place = {"stage": self._stage, "step": commit.step}
-            failpoints.reach_now("commit.receive.before", device=self._device, **place)
+        place = {"stage": self._stage, "step": commit.step}
+        failpoints.reach_now("commit.receive.before", device=self._device, **place)
         ready = self._live.ready
         if self._commit is None or self._commit.done() or ready is None:
             raise ProtocolError(f"a commit of update {commit.step} while none is awaited")
@@ -207,18 +204,15 @@ class OptimizerStep(StageSnapshots):
 
     async def _made(self, order: RoundOrder, change: Callable[[], None]) -> Named | None:
         """The copy of what it gives, where one is asked for and there is memory."""
-        if failpoints.armed:
-            await self._reach("update.before", order)
+        await self._reach("update.before", order)
         kept = await self._changed(change, copies=self._is_copied(order))
-        if failpoints.armed:
-            await self._reach("update.after", order)
+        await self._reach("update.after", order)
         return kept
 
     async def _counted(self, made: _ReadyUpdate) -> None:
         if self._is_copied(made.order):
             self._keep(made.kept)
-        if failpoints.armed:
-            await self._reach("version.after", made.order)
+        await self._reach("version.after", made.order)
 
     def _note_wait(self, order: RoundOrder, began: float) -> None:
         if self._spans.is_on:

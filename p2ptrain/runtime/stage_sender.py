@@ -135,11 +135,9 @@ class LiveStageSender:
             await self._credits[device].acquire()
         line = self._line(self._index + 1, ACTIVATIONS)
         send = self._shell.switchboard.send_values
-        if failpoints.armed:
-            await self._reach("forward.send.before")
+        await self._reach("forward.send.before")
         await send(device, line, piece, values, wire=self._assignment.wire)
-        if failpoints.armed:
-            await self._reach("forward.send.after")
+        await self._reach("forward.send.after")
 
     async def send_backward(
         self, device: str, piece: MicroBatchSlice, values: Sequence[Value]
@@ -148,11 +146,9 @@ class LiveStageSender:
         line = self._line(self._index - 1, GRADIENTS)
         send = self._shell.switchboard.send_values
         wire = self._assignment.wire
-        if failpoints.armed:
-            await self._reach("backward.send.before")
+        await self._reach("backward.send.before")
         await send(device, line, piece, values, PartKind.GRADIENT, wire=wire)
-        if failpoints.armed:
-            await self._reach("backward.send.after")
+        await self._reach("backward.send.after")
 
     async def send_output(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """Outputs to the holder."""
@@ -177,13 +173,11 @@ class LiveStageSender:
             return False
         piece = MicroBatchSlice.whole(MicroBatchKey(order.round.index, 0), RoundMode.TRAIN, 1)
         if self._leads:
-            if failpoints.armed:
-                await self._reach("ties.send.before", order.round.step)
+            await self._reach("ties.send.before", order.round.step)
             await self._exchange_as_leader(piece)
         for owner, names in self._received.items():
             gathered = await self._summed[owner].take(piece.key)
-            if failpoints.armed:
-                await self._reach("ties.receive.after", order.round.step)
+            await self._reach("ties.receive.after", order.round.step)
             replace = partial(self._replace, names, gathered.join())
             await self._shell.compute.run((0,), replace)
         return True
@@ -192,8 +186,7 @@ class LiveStageSender:
         """Send this stage's norms to the holder, where the job clips."""
         if self._leads and self._assignment.clip:
             norms = await self._shell.compute.run((0,), self._norms)
-            if failpoints.armed:
-                await self._reach("norms.send.before", order.round.step)
+            await self._reach("norms.send.before", order.round.step)
             await self._report_norms(order, norms)
 
     async def report(self, report: RoundReport) -> None:

@@ -26,7 +26,6 @@ from time import perf_counter
 
 from torch import Tensor
 
-from p2ptrain import failpoints
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import Commit, RoundOrder
@@ -304,8 +303,7 @@ class SyncStageExecutor(StageExecutor):
         run = partial(self.live.stage.backward_weights, *keys, final=final)
         key = MicroBatchKey(order.round.index, keys[0] if keys else NONE)
         await self._run((2, -self.task.index), run, "weight", key)
-        if failpoints.armed:
-            await self._reach("backward.weights.after", order)
+        await self._reach("backward.weights.after", order)
 
     def _final(self) -> Callable[[str], None] | None:
         """Receives the final gradients of the last backward of a round."""

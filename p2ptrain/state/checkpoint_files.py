@@ -136,14 +136,11 @@ def save(folder: Path, checkpoint: Checkpoint) -> WrittenCheckpoint:
         _replace(partial / INDEX, seal_json(index))
         final = folder / name
         shutil.rmtree(final, ignore_errors=True)
-        if failpoints.armed:
-            failpoints.reach_now("checkpoint.rename.before", device=_HERE)
+        failpoints.reach_now("checkpoint.rename.before", device=_HERE)
         partial.rename(final)
-        if failpoints.armed:
-            failpoints.reach_now("checkpoint.index.before", device=_HERE)
+        failpoints.reach_now("checkpoint.index.before", device=_HERE)
         _replace(folder / INDEX, seal_json(index))
-        if failpoints.armed:
-            failpoints.reach_now("checkpoint.index.after", device=_HERE)
+        failpoints.reach_now("checkpoint.index.after", device=_HERE)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(partial, ignore_errors=True)
         raise TrainingError(

@@ -72,8 +72,7 @@ async def ask_to_leave(mesh: Mesh, service: WorkerService, seconds: float) -> st
     job, holder = service.slot.job, service.slot.holder
     if job is None or holder is None or holder == mesh.self_id:
         return None
-    if failpoints.armed:
-        await failpoints.reach("leave.ask.before", device=mesh.self_id)
+    await failpoints.reach("leave.ask.before", device=mesh.self_id)
     with timed(log, "handed_over"):
         asked = Message(LEAVING, JobQuestion(job).fields())
         reply = await mesh.call(holder, asked, timeout_seconds=seconds)

@@ -102,9 +102,8 @@ class StageRebuilder:
                 raise PeerError(f"nothing of epoch {what.epoch} is here any more")
             with timed(log, "stage_made_anew"):
                 await _RebuildRun(what, epoch, engagement, self._store, self._shell).run()
-            if failpoints.armed:
-                place = {"stage": what.stage, "step": what.target.step - 1}
-                await failpoints.reach("rebuild.after", device=self._shell.mesh.self_id, **place)
+            place = {"stage": what.stage, "step": what.target.step - 1}
+            await failpoints.reach("rebuild.after", device=self._shell.mesh.self_id, **place)
             is_here = True
         except Exception as error:  # all devices go back instead
             known = isinstance(error, Error) or is_out_of_memory(error)
@@ -180,9 +179,8 @@ class _RebuildRun:
     async def _feed(self, runner: SyncStageExecutor, ends: _DiscardSender) -> None:
         for order, _ in self._steps:
             await ends.room.acquire()
-            if failpoints.armed:
-                place = {"stage": self._what.stage, "step": order.round.step}
-                await failpoints.reach("rebuild.step.before", device=self._task.device, **place)
+            place = {"stage": self._what.stage, "step": order.round.step}
+            await failpoints.reach("rebuild.step.before", device=self._task.device, **place)
             await runner.order(order)
             await self._ask_for(order)
 
@@ -266,9 +264,8 @@ async def send_logged(
         raise PeerError(f"{mesh.name} has nothing of that epoch any more")
     line, wire = wanted.line, engagement.assignment.wire
     for piece, values in engagement.log.pieces(wanted.step, line.stage, line.flow):
-        if failpoints.armed:
-            place = {"stage": line.stage, "step": wanted.step}
-            await failpoints.reach("log.send.between", device=mesh.self_id, **place)
+        place = {"stage": line.stage, "step": wanted.step}
+        await failpoints.reach("log.send.between", device=mesh.self_id, **place)
         # on this device nothing is packed: the stage may write to what it gets
         own = [v if v is None or peer != mesh.self_id else copy_into(None, v) for v in values]
         await switchboard.send_values(peer, line, piece, own, wire=wire)

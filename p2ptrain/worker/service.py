@@ -287,12 +287,10 @@ class WorkerService:
         engagement = self.slot.engaged(peer, message)
         if engagement is None:
             raise PeerError("that epoch is over")
-        if failpoints.armed:
-            await failpoints.reach("settled.receive.before", device=self.mesh.self_id)
+        await failpoints.reach("settled.receive.before", device=self.mesh.self_id)
         for runner in engagement.runners.values():
             await runner.update.settled()
-        if failpoints.armed:
-            await failpoints.reach("settled.answer.before", device=self.mesh.self_id)
+        await failpoints.reach("settled.answer.before", device=self.mesh.self_id)
         return Message(SETTLED)
 
     async def _send_logged(self, peer: str, message: Message) -> Message:

@@ -115,8 +115,7 @@ class WorkerSession:
 
     async def report_state(self, peer: str, request: StateRequest) -> Message:
         """Stop, and say what is here. Raises PeerError: this is not obeyed."""
-        if failpoints.armed:
-            await self._reach("inventory.receive.before")
+        await self._reach("inventory.receive.before")
         others = request.alive
         if self._core.phase is WorkerPhase.IDLE:  # nothing runs that must be stopped first
             await wait_until_linked(self._around.mesh, others)
@@ -135,8 +134,7 @@ class WorkerSession:
             self._digest, self._others, self.holder = request.digest, others, peer
             self._booking.asked(monotonic())
         answer = await self._answer(number, asked)
-        if failpoints.armed:
-            await self._reach("inventory.answer.before")
+        await self._reach("inventory.answer.before")
         return answer
 
     async def prepare(self, peer: str, assignment: Assignment, message: Message) -> Message:
@@ -144,8 +142,7 @@ class WorkerSession:
 
         Raises as `report_state`.
         """
-        if failpoints.armed:
-            await self._reach("prepare.receive.before")
+        await self._reach("prepare.receive.before")
         if self._around.mesh.self_id not in assignment.devices:
             raise ProtocolError("an assignment without this device")
         fetches = (await read_part(Fetches, message, 1)).parts
@@ -160,8 +157,7 @@ class WorkerSession:
         )
         answer = await self._answer(number, asked)
         self._booking.asked(monotonic())
-        if failpoints.armed:
-            await self._reach("ready.send.before")
+        await self._reach("ready.send.before")
         return answer
 
     async def _answer(
@@ -173,8 +169,7 @@ class WorkerSession:
 
     def begin(self, peer: str, epoch: int) -> None:
         """A generation is in force."""
-        if failpoints.armed:
-            failpoints.reach_now("begin.receive.before", device=self._around.mesh.self_id)
+        failpoints.reach_now("begin.receive.before", device=self._around.mesh.self_id)
         self._feed(worker_events.BeginReceived(peer, epoch))
 
     async def order(self, peer: str, key: GenerationKey, order: RoundOrder) -> None:

@@ -137,9 +137,8 @@ class SnapshotService:
 
     async def _seal(self, engagement: HostedStages, stage: int, holding: StateEntry) -> None:
         """Take the copy's checksums, beside the computing, and let others read it."""
-        if failpoints.armed:
-            place = {"stage": stage, "step": holding.version.step - 1}
-            await failpoints.reach("replica.copied", device=self._mesh.self_id, **place)
+        place = {"stage": stage, "step": holding.version.step - 1}
+        await failpoints.reach("replica.copied", device=self._mesh.self_id, **place)
         copy = engagement.store.of(holding)
         if copy is None:
             return
@@ -159,16 +158,13 @@ class SnapshotService:
         nbytes = sum(tensor.nbytes for tensor in found.tensors.values())
         offer = SnapshotOffer(what.version, what.first, what.end, nbytes)
         await self._send(what.keeper, REPLICA_OFFER, what.epoch, offer.fields())
-        if failpoints.armed:
-            await failpoints.reach("replica.offer.after", device=self._mesh.self_id)
+        await failpoints.reach("replica.offer.after", device=self._mesh.self_id)
 
     async def _notify_holder(self, what: worker_instructions.ReportSnapshot) -> None:
-        if failpoints.armed:
-            await failpoints.reach("replica.kept.before", device=self._mesh.self_id)
+        await failpoints.reach("replica.kept.before", device=self._mesh.self_id)
         kept = SnapshotKept(what.version, what.first, what.end, what.failed)
         await self._send(what.holder, REPLICA_KEPT, what.epoch, kept.fields())
-        if failpoints.armed:
-            await failpoints.reach("replica.kept.after", device=self._mesh.self_id)
+        await failpoints.reach("replica.kept.after", device=self._mesh.self_id)
 
     async def _send(self, peer: str, kind: str, epoch: int, fields: dict[str, Any]) -> None:
         try:
@@ -255,8 +251,7 @@ class SnapshotCollector:
             place = (order.epoch, order.first, order.end, order.version)
             self._notify(worker_events.SnapshotFailed(*place, reason))
         else:
-            if failpoints.armed:
-                await failpoints.reach("replica.whole.before", device=self._mesh.self_id)
+            await failpoints.reach("replica.whole.before", device=self._mesh.self_id)
             self._notify(
                 worker_events.SnapshotCollected(order.epoch, order.first, order.end, order.version)
             )
@@ -304,8 +299,7 @@ class SnapshotCollector:
             nonlocal begun, left_before
             if left_before > left_bytes:
                 self._rates.read(owner, left_before - left_bytes, self._clock() - begun)
-            if failpoints.armed:
-                await failpoints.reach("replica.read.between", device=self._mesh.self_id)
+            await failpoints.reach("replica.read.between", device=self._mesh.self_id)
             seconds = pacing.wait_seconds(left_bytes, self._clock())
             if seconds:
                 await asyncio.sleep(seconds)

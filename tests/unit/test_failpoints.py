@@ -83,6 +83,7 @@ def test_nothing_is_armed_before_and_after() -> None:
 async def test_there_is_no_other_failpoint() -> None:
     with pytest.raises(InternalError):
         failpoints.arm("update.during", lambda _: None)
+    failpoints.arm("update.before", lambda _: None)
     with pytest.raises(InternalError):
         await failpoints.reach("update.during", device="a")
 
