@@ -9,6 +9,10 @@ came before. So a stop at step s leaves the weights of step s, and the pipeline 
 for what a callback takes longer than a mini-batch. Steps and evaluations never wait here for more
 than one call; of other events, such as warnings, `MOST_WAITING` wait at most, and those that come
 then are passed over.
+
+What `EarlyStopping` and `SaveBest` know is written down beside the journal after each evaluation:
+a holder that is started again continues to count where it was, and does not replace the best
+weights by worse ones. Callbacks are known by their order in the job.
 """
 
 from __future__ import annotations
@@ -18,21 +22,29 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from p2ptrain import events
 from p2ptrain.errors import ScriptError, UserError
 from p2ptrain.events import Done, Eval, Event, Step, Stopped
-from p2ptrain.job.callbacks import SaveBest, StopTraining, calls
+from p2ptrain.job.callbacks import BestSoFar, BestValue, SaveBest, StopTraining, calls
 from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.model.stage.determinism import randomness_lock
+from p2ptrain.net.forms import Id, Length
+from p2ptrain.net.write_form import write_form
 
 log = get_logger(__name__)
 
 MOST_WAITING = 1_000
+
+CALLBACKS_FILE = "callbacks.json"
+
+CALLBACKS_LIMIT = 1_000
 
 _NEVER_PASSED_OVER = (Step, Eval, Done, events.Error, Stopped)
 
@@ -50,16 +62,29 @@ class CallbackFailed(UserError):
         self.error = error if is_plain else ScriptError(message)
 
 
+@dataclass(frozen=True, slots=True)
+class _CallbacksFile:
+    format: Literal["p2ptrain.callbacks/1"]
+    job: Id
+    found: Annotated[tuple[BestSoFar, ...], Length(CALLBACKS_LIMIT)]
+
+
 class CallbackRunner:
     """The callbacks of one job. Create it in a running event loop, and `close` it.
 
+    Args:
+        folder: where what they know is written down; None = nowhere.
+
     Attributes:
         stopped: why one has raised StopTraining; None where none has.
+        stopped_at: updates that the job ends with because of that.
         failure: what one raised first.
     """
 
-    def __init__(self, callbacks: Sequence[Any]) -> None:
+    def __init__(self, callbacks: Sequence[Any], folder: StateFolder | None = None) -> None:
         self._callbacks = callbacks
+        self._folder = folder
+        self._job = ""
         self._state_callbacks = [one for one in callbacks if isinstance(one, StateCallback)]
         self._loop = asyncio.get_running_loop()
         self._calls: queue.SimpleQueue[Callable[[], Outcome] | None] = queue.SimpleQueue()
@@ -70,7 +95,39 @@ class CallbackRunner:
         self._started: set[str] = set()  # what is called once
         self._ended = False
         self.stopped: str | None = None
+        self.stopped_at: int | None = None
         self.failure: CallbackFailed | None = None
+
+    def recall(self, job: str, stopped_at: int | None) -> None:
+        """The job is known: go on from what was written down of it, if anything was."""
+        self._job, self.stopped_at = job, stopped_at
+        known = [one for one in self._callbacks if isinstance(one, BestValue)]
+        if self._folder is None or not known:
+            return
+        try:
+            written = self._folder.read_form(CALLBACKS_FILE, _CallbacksFile)
+        except UserError as error:
+            log.warning("callbacks_unreadable", why=str(error))
+            return
+        if written is not None and written.job == job and len(written.found) == len(known):
+            for callback, found in zip(known, written.found, strict=True):
+                callback.found = found
+
+    def keep(self) -> None:
+        """Write down what they know; a disk that refuses is only logged."""
+        found = tuple(one.found for one in self._callbacks if isinstance(one, BestValue))
+        if self._folder is None or not found:
+            return
+        try:
+            form = _CallbacksFile("p2ptrain.callbacks/1", self._job, found[:CALLBACKS_LIMIT])
+            self._folder.write_json(CALLBACKS_FILE, write_form(form))
+        except (OSError, UserError) as error:
+            log.warning("callbacks_not_noted", why=str(error))
+
+    def stop_after(self, step: int) -> None:
+        """One has ended the job, with so many updates."""
+        self.stopped_at = step
+        log.info("stopped_by_callback", step=step, why=self.stopped)
 
     @property
     def has_any(self) -> bool:

@@ -22,12 +22,11 @@ from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import Error, InternalError, PeerError, PlanError, TrainingError
-from p2ptrain.events import Event
 from p2ptrain.holder.generation_runner import GenerationRunner, GenerationWork
 from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.planner_client import Planner
 from p2ptrain.holder.reconfiguration import Reconfiguration
-from p2ptrain.holder.replan_watcher import ReplanContext, ReplanWatcher
+from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start import job_registry
@@ -93,7 +92,7 @@ class JobDriver:
         unit_names: Sequence[str],
         work: GenerationWork,
         memory: JobRecord,
-        emit: Callable[[Event], None],
+        reports: JobReports,
         steps: int | None,
         recovery: ReplanMethod = ReplanMethod.LIGHT,
         *,
@@ -110,17 +109,16 @@ class JobDriver:
         self._given = given  # until it is in force
         self._memory = memory
         self._settings = settings
-        reported, noted = memory.reported, memory.noted
         self._core = HolderCore(
             mesh.self_id,
             len(unit_names),
-            reported.step,
-            journal=noted,
+            memory.reported.step,
+            journal=memory.noted,
             clips=planning.clip or leaves_out,
             asynchronous=self._settled().asynchrony is not None,
             settings=settings,
         )
-        self.reports = JobReports(mesh, reported, emit, memory.journal.committed)
+        self.reports = reports
         published = planning.ftpipehd
         fixed = None if published is None else published.copies
         self.copies = SnapshotManager(
@@ -132,11 +130,8 @@ class JobDriver:
             mesh,
             planning,
             self._planner,
-            ReplanContext(
-                alive=lambda: self._core.alive - self._core.faulty,
-                lowered=lambda: self._core.lowered,
-                remaining_rounds=lambda: self.reports.remaining(steps),
-            ),
+            self._core,
+            lambda: reports.remaining(steps),
             self._post,
             replans=replans,
             settings=settings,
@@ -298,7 +293,7 @@ class JobDriver:
             case holder_instructions.RetainOnly(versions, alive):
                 self.copies.keep_only(versions, alive)
             case holder_instructions.CollectWeights():
-                self._runs.bring_home(self._give_up_first_weights)
+                self._runs.bring_home()
             case holder_instructions.ReportFailure(device):
                 self.reports.failure(device, is_short=self._runs.is_short(device))
             case holder_instructions.ReportWaiting(devices):
@@ -430,10 +425,6 @@ class JobDriver:
     def _on_stable(self, version: Version) -> None:
         self._memory.stable(version)
         self._post(holder_events.SnapshotStable(version, self.copies.read))
-
-    def _give_up_first_weights(self) -> None:
-        """The trained ones take their place, in the same memory."""
-        self._memory.has_first_weights = False
 
     # -- the end ---------------------------------------------------------------------------------
 

@@ -42,15 +42,14 @@ class GenerationWork:
         make_epoch: an answer's generation, before it begins.
         train: the rounds from updates applied on, evaluations up to a step left out; returns
             whether they were all made, or else the generation was drained.
-        bring_home: reads the weights, calls the given function before the first is overwritten,
-            and writes what is asked for.
+        bring_home: reads the weights, and writes what is asked for.
         announce: reports a plan to the user.
         checked: waits until it is known that the job may begin; raises why it may not.
     """
 
     make_epoch: Callable[[ReconfigureReply], HolderGeneration]
     train: Callable[[HolderGeneration, int, int], Coroutine[Any, Any, bool]]
-    bring_home: Callable[[HolderGeneration, Callable[[], None]], Coroutine[Any, Any, None]]
+    bring_home: Callable[[HolderGeneration], Coroutine[Any, Any, None]]
     announce: Callable[[ReconfigureReply, ReconfigureReason], None]
     checked: Callable[[], Awaitable[None]]
 
@@ -105,10 +104,10 @@ class GenerationRunner:
         assert self.epoch is not None
         self._run(self._train(self.epoch))
 
-    def bring_home(self, overwriting: Callable[[], None]) -> None:
-        """The weights; `overwriting` is called before those that the job began with go."""
+    def bring_home(self) -> None:
+        """The weights."""
         assert self.epoch is not None
-        self._run(self._go_home(self.epoch, overwriting))
+        self._run(self._go_home(self.epoch))
 
     def drain(self) -> None:
         """Order no further round."""
@@ -173,10 +172,10 @@ class GenerationRunner:
             for task in watching:
                 task.cancel()
 
-    async def _go_home(self, epoch: HolderGeneration, overwriting: Callable[[], None]) -> None:
+    async def _go_home(self, epoch: HolderGeneration) -> None:
         try:
             await self._report_begun(epoch)
-            await self._work.bring_home(epoch, overwriting)
+            await self._work.bring_home(epoch)
         except Exception as error:
             self._disturbed(epoch, error)
         else:

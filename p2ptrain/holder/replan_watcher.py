@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
@@ -31,6 +31,7 @@ from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery import replan_trigger
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.cores import holder_events
+from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.drift_watch import DriftWatch, is_off
 from p2ptrain.recovery.ftpipehd_repartition import RepartitionSchedule, capacities, expected_with
 from p2ptrain.recovery.generation_request import GenerationRequest, ReconfigureReason
@@ -62,25 +63,12 @@ _LIMITS_SECONDS = {
 }
 
 
-@dataclass(frozen=True)
-class ReplanContext:
-    """What a look needs to know of the job.
-
-    Attributes:
-        alive: devices that the holder sees alive.
-        lowered: memory in bytes that devices proved to have less of.
-        remaining_rounds: of training.
-    """
-
-    alive: Callable[[], frozenset[str]]
-    lowered: Callable[[], Mapping[str, int]]
-    remaining_rounds: Callable[[], int]
-
-
 class ReplanWatcher:
     """See the module. Create it in a running event loop, `start` it and `close` it.
 
     Args:
+        rules: the job's.
+        remaining_rounds: of training.
         want: called with the reason to change the plan.
 
     Attributes:
@@ -93,7 +81,8 @@ class ReplanWatcher:
         mesh: Mesh,
         planning: JobPlanRequest,
         planner: Planner,
-        household: ReplanContext,
+        rules: HolderCore,
+        remaining_rounds: Callable[[], int],
         want: Callable[[holder_events.ChangeWanted], None],
         *,
         replans: bool,
@@ -104,7 +93,7 @@ class ReplanWatcher:
         self._settings = settings
         self._planning = planning
         self._planner = planner
-        self._household = household
+        self._rules, self._remaining_rounds = rules, remaining_rounds
         self._want = want
         self._core = replan_trigger.ReplanTrigger(mesh.self_id, replans=replans, settings=settings)
         self._answer: ReconfigureReply | None = None
@@ -363,12 +352,12 @@ class ReplanWatcher:
             in_force=PlanInForce(answer.assignment, answer.plan),
             reason=look.reason,
             holder=self._mesh.self_id,
-            alive=self._household.alive(),
+            alive=self._rules.alive - self._rules.faulty,
             without=look.without,
             corrections=self.corrections,
             work=self._work,
-            lowered=self._household.lowered(),
-            remaining_rounds=self._household.remaining_rounds(),
+            lowered=self._rules.lowered,
+            remaining_rounds=self._remaining_rounds(),
             moved_seconds_ago=look.moved_seconds_ago,
         )
         return await self._planner.consider(request, limit_seconds)

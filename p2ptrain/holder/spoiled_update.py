@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from p2ptrain.errors import TrainingError
-from p2ptrain.holder.generation import HolderGeneration, UpdateNotFinite
+from p2ptrain.holder.generation import HolderGeneration, SentWrong, UpdateNotFinite
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.rounds import Round
 from p2ptrain.logs import get_logger
@@ -133,9 +133,7 @@ class SpoiledVerdict:
     is_of_others: bool = False
 
 
-async def noted(
-    prepared: PreparedJob, epoch: HolderGeneration, error: UpdateNotFinite, shape: Round
-) -> Spoiled:
+async def noted(epoch: HolderGeneration, error: UpdateNotFinite, shape: Round) -> Spoiled:
     """Ask the devices while they still know."""
     found = (
         None if error.micro_batch_number is None else await epoch.diagnose(error.micro_batch_number)
@@ -210,18 +208,28 @@ class SpoiledUpdates:
             spoiled = replace(self.now)
         self.now = spoiled
 
-    def suspect(self, suspects: Sequence[str]) -> tuple[str, str | None] | None:
-        """The device to leave out on trial, and those proved innocent; None: all have been.
+    def blame(self, spoiled: Spoiled, verdict: SpoiledVerdict, holder: str) -> None:
+        """Raises SentWrong: the step is made again, without the device that has spoiled it.
 
-        No device knows which of them it was. One that was left out when it happens again was not.
+        Where no device knows which of them it was, one is left out on trial. One that was left
+        out when it happens again was not. Where all have been, the job ends.
         """
-        cleared = self._tried[-1] if self._tried else None
+        names, step = spoiled.names, spoiled.error.step
+        if verdict.liar is not None and verdict.liar != holder:
+            self.now = None
+            why = f"{names[verdict.liar]} sent values that the model cannot give, at step {step}"
+            raise SentWrong(verdict.liar, why, holder)
+        suspects = spoiled.suspects(holder)
         left = [device for device in suspects if device not in self._tried]
-        if not left:
-            return None
-        self._tried.append(left[0])
-        return left[0], cleared
-
-    def over(self) -> None:
-        """The step is made again, without the device that has spoiled it."""
+        if not verdict.is_of_others or not left:
+            return
+        cleared, device = frozenset(self._tried[-1:]), left[0]
+        self._tried.append(device)
         self.now = None
+        why = (
+            f"step {step} has NaN or infinite values, but not where this device computes it alone: "
+            f"{' or '.join(names[one] for one in suspects)} sends wrong values"
+        )
+        if len(suspects) > 1:
+            why += f": continuing without {names[device]}"
+        raise SentWrong(device, why, holder, cleared)

@@ -6,7 +6,6 @@ capture, wait for members ──► generations (`driver`), each with its rounds
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from dataclasses import replace
@@ -29,9 +28,9 @@ from p2ptrain.errors import (
     note_callback,
 )
 from p2ptrain.events import Done, Event, LeftOut, PlanLink, Stopped
-from p2ptrain.holder import callback_memory, loader_memory
+from p2ptrain.holder import loader_memory
 from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
-from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule, split_state
+from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.dry_run import plan_only
 from p2ptrain.holder.energy_counter import EnergyCounter, with_energy
@@ -56,19 +55,13 @@ from p2ptrain.holder.start.prepare import whole_state
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.holder.start.resumed_job import CapturedAgain
 from p2ptrain.holder.trace.span_collector import CollectorSettings, SpanCollector, traced
-from p2ptrain.holder.training_loop import (
-    AsyncTrainingLoop,
-    LoopCallbacks,
-    StoppedEarly,
-    TrainingLoop,
-)
+from p2ptrain.holder.trained_weights import TrainedWeights
+from p2ptrain.holder.training_loop import AsyncTrainingLoop, StoppedEarly, TrainingLoop
 from p2ptrain.job.asynchrony import is_due
-from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.given_weights import hint_of
 from p2ptrain.job.job import Job
 from p2ptrain.job.last_job import keep_facts
 from p2ptrain.job.rounds import LENGTHS_ROOM, RoundSequence
-from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.job.user_code import READING, doings
 from p2ptrain.logs import get_logger
@@ -78,24 +71,18 @@ from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import EXPLAIN, FETCH_MODEL, ROUND_PICTURE
 from p2ptrain.messages.plan_request import HINT_LENGTH, JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
-from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.stage.optimizer import AVERAGE
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.plan.explain import limit_words
 from p2ptrain.plan.types.weight_versions import Weights
-from p2ptrain.process.allocator import trim_heap
 from p2ptrain.process.compute_thread import as_other_threads
-from p2ptrain.process.memory_budget import usable_memory_bytes
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import LocalDevice
-from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress, save
 from p2ptrain.state.checksums import Digest
 from p2ptrain.state.fetch import state_check, version_source
 from p2ptrain.state.transfer_client import Known
-from p2ptrain.state.transfer_server import AVERAGES, STAGE, in_memory
-from p2ptrain.state.weights_files import average_path, save_elsewhere, save_weights
+from p2ptrain.state.transfer_server import STAGE, in_memory
 
 log = get_logger(__name__)
 
@@ -104,9 +91,6 @@ INTERRUPT_SECONDS = 30.0
 
 WAITED_SECONDS = 3.0
 """For a read or a callback, until it is said to others."""
-
-HOME_SHARE = 0.25
-"""Of free memory, for the trained weights beside those that the job began with."""
 
 
 class _Sizes(Exception):  # it is no error
@@ -143,19 +127,22 @@ class JobTrainer:
         if self._given is not None and options.wait_for == 1 and not options.local:
             options = replace(options, wait_for=len(self._given.device_names | {mesh.name}))
         self._options = options
-        self._callbacks = CallbackRunner(job.callbacks)
-        self._averages: Mapping[str, Tensor] | None = None  # of the weights, once they are here
-        self._captured_state: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = dict
-        self._stopped_at: int | None = None  # updates after which a callback has ended the job
         self._has_announced = False  # a plan
         self._tell = emit
         self._folder = None if options.local or options.dry_run else folder
+        self._callbacks = CallbackRunner(job.callbacks, self._folder)
         self._elsewhere = None if folder is None else folder.path
         self._interrupted: asyncio.Future[int] | None = None  # the step whose weights are here
         self._surveyor = ClusterProfiler(mesh, settings.work_limits)
         asked = mesh, self._folder, self._options, self._emit, self._surveyor
         self._start = JobStart(*asked, settings.answer_seconds)
         self._id = ""  # until it is known which job this is
+        self._prepared: PreparedJob  # from then on
+        self._news: tuple[ReadBatch, ...] = ()  # whose sizes it is captured for, besides the first
+        self._weights: TrainedWeights
+        self._journal: Journal
+        self._reports: JobReports
+        self._checkpointer: Checkpointer | None = None
         self._since = monotonic()
         self._comparing: asyncio.Task[tuple[str, ...]] | None = None
         self._differs: tuple[str, ...] = ()  # by rounding, what is captured from plain torch
@@ -178,7 +165,6 @@ class JobTrainer:
             lambda: None if self._running is None else self._running.question,
         )
         self._spoiled = SpoiledUpdates()
-        self._faulty: Mapping[str, str] = {}  # names of devices that get no more work, and why
 
     @property
     def job_id(self) -> str:
@@ -264,40 +250,43 @@ class JobTrainer:
         progress, words = sizes.again.checkpoint.progress, str(sizes.which)
         sizes.prepared.captured.load_state(sizes.again.checkpoint.model)
         if self._options.out is not None:
-            self._write(self._options.out)
+            self._weights.write(self._options.out)
             words += f"; {self._options.out} has the weights of step {progress.step}"
         why = "" if error is None else f": {error}"
         return ScriptError(f"{words}. Pad it to one size in collate_fn{why}")
 
     async def _run_captured(self, again: CapturedAgain | None) -> None:
         started = await self._start.run(self._job, again)
-        self._id, self._stopped_at = started.entry.job, started.entry.stopped
-        callback_memory.recall(self._folder, self._id, self._job.callbacks)
-        loader_memory.recall(self._folder, self._id, started.prepared.batches)
-        for warning in started.prepared.warnings:
+        entry, prepared = started.entry, started.prepared
+        self._id, self._prepared = entry.job, prepared
+        self._news = () if again is None else again.batches
+        self._callbacks.recall(self._id, entry.stopped)
+        loader_memory.recall(self._folder, self._id, prepared.batches)
+        for warning in prepared.warnings:
             self._warn(warning)
-        if started.prepared.only_rounds:
-            self._warn(f"training with --mode sync: {started.prepared.only_rounds}")
-        unevaluated = missing_loss(self._job.metrics, started.prepared.captured)
+        if prepared.only_rounds:
+            self._warn(f"training with --mode sync: {prepared.only_rounds}")
+        unevaluated = missing_loss(self._job.metrics, prepared.captured)
         if unevaluated:
             self._warn(unevaluated)
-        journal = Journal(self._folder, started.entry, lambda why: self._emit(events.Warning(why)))
+        journal = self._journal = Journal(self._folder, entry, self._warn)
+        self._reports = JobReports(self._mesh, entry.reported, self._emit, journal.committed)
         reason = "the training has ended"
-        self._comparing = asyncio.create_task(self._compare(started.prepared), name="compare")
+        self._comparing = asyncio.create_task(self._compare(), name="compare")
         try:
             self._offer(started)
             if self._options.dry_run:
-                await self._plan_only(started.prepared)
+                await self._plan_only()
                 return
             async with self._traced():
-                await self._train(started, journal, () if again is None else again.batches)
+                await self._train(started)
         except BaseException as error:
             reason = str(error) or type(error).__name__
             raise
         finally:
             self._comparing.cancel()
             await asyncio.gather(self._comparing, return_exceptions=True)
-            await run_in_background(started.prepared.close)  # workers may read
+            await run_in_background(prepared.close)  # workers may read
             journal.done()
             loader_memory.forget(self._folder)
             self._device.states.withdraw(self._id)
@@ -336,12 +325,12 @@ class JobTrainer:
 
     # -- before ----------------------------------------------------------------------------------
 
-    async def _compare(self, prepared: PreparedJob) -> tuple[str, ...]:
+    async def _compare(self) -> tuple[str, ...]:
         """Whether the right model is captured, before this device measures it."""
 
         def compare() -> tuple[str, ...]:
             with as_other_threads():
-                return prepared.compare()
+                return self._prepared.compare()
 
         return await self._device.compute.run((0,), compare)
 
@@ -353,7 +342,6 @@ class JobTrainer:
     def _offer(self, started: StartedJob) -> None:
         """Let the others fetch the model and, where they are here, its first weights."""
         prepared, self._in_force = started.prepared, started.entry.in_force
-        self._captured_state = prepared.captured.state_dict
         description = prepared.captured.description
         model = description.to_bytes()
         self._device.known.know_own(description, prepared.job.batch_size)
@@ -383,21 +371,20 @@ class JobTrainer:
         in_force = self._in_force
         return () if in_force is None else in_force.assignment.devices
 
-    def _announce(
-        self, prepared: PreparedJob, answer: ReconfigureReply, reason: ReconfigureReason
-    ) -> None:
+    def _announce(self, answer: ReconfigureReply, reason: ReconfigureReason) -> None:
+        prepared = self._prepared
         takes_whole = self._wants_whole_copy() is not None and answer.assignment.protects
         copies = MAX_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
-        kept_bytes = {self._mesh.name: copies * self._whole_bytes(prepared)}
+        kept_bytes = {self._mesh.name: copies * self._whole_bytes}
         event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
-        faulty = self._faulty
+        faulty = self._reports.faulty
         left_out = (LeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
         own = *prepared.changes, *self._differs
         changes = (*own, *event.changes_results, *answer.kinds)
         links = self._measured_links(answer)
         event = replace(event, changes_results=changes, left_out=tuple(left_out), links=links)
-        if self._stopped_at is None or not self._has_announced:  # else nothing is trained by it
-            self._emit(event)
+        if self._callbacks.stopped_at is None or not self._has_announced:
+            self._emit(event)  # else nothing is trained by it
         self._has_announced = True
         for change in answer.changes_results:
             self._emit(
@@ -424,7 +411,8 @@ class JobTrainer:
             raise ProtocolError("this device holds another model")
         return Message(FETCH_MODEL, {}, (memoryview(model),), (PartKind.WEIGHT,))
 
-    def _request(self, prepared: PreparedJob) -> JobPlanRequest:
+    def _request(self) -> JobPlanRequest:
+        prepared = self._prepared
         job, description = prepared.job, prepared.captured.description
         private = private_units(description) if self._options.private else (0, 0)
         sharing, how, rounds = prepared.sharing, self._options.asynchrony, None
@@ -475,131 +463,38 @@ class JobTrainer:
         """Whether versions are read during training: for checkpoints, or to be held here."""
         return self._options.checkpoint is not None or self._wants_whole_copy() is not None
 
-    async def _plan_only(self, prepared: PreparedJob) -> None:
-        units = len(prepared.captured.description.units)
-        asked = self._request(prepared), self._surveyor, self._given, self._options, units
+    async def _plan_only(self) -> None:
+        units = len(self._prepared.captured.description.units)
+        asked = self._request(), self._surveyor, self._given, self._options, units
         answer = await plan_only(self._mesh, *asked)
-        self._announce(prepared, answer, ReconfigureReason.START)
+        self._announce(answer, ReconfigureReason.START)
 
     # -- while -----------------------------------------------------------------------------------
 
-    async def _train(
-        self, started: StartedJob, journal: Journal, news: tuple[ReadBatch, ...]
-    ) -> None:
-        """`news`: batches whose sizes the model is captured for, besides the first ones."""
-        prepared = started.prepared
-        description = prepared.captured.description
-        check = state_check(description, prepared.optimizer)
+    async def _train(self, started: StartedJob) -> None:
+        prepared, entry, states = started.prepared, started.entry, self._device.states
         self._frozen = await run_in_background(prepared.frozen)
-        epochs: JobDriver
-
-        def progress(step: int) -> CheckpointProgress:
-            return replace(prepared.progress(step), evaluated=epochs.reports.reported.evaluated)
-
-        checkpointer = self._checkpointer(progress)
-
-        def make_epoch(answer: ReconfigureReply) -> HolderGeneration:
-            epoch = HolderGeneration(
-                answer.assignment,
-                description,
-                self._device,
-                check,
-                epochs.note_link,
-                self._settings,
-                lambda: self._callbacks.is_busy or self._pause.is_on,
-                self._frozen,
-            )
-            if self._job.clip_grad_norm is not None:
-                epoch.clip_to(self._job.clip_grad_norm)
-            self._epoch = epoch
-            return epoch
-
-        callbacks = LoopCallbacks(
-            self._callbacks,
-            self._stop_after,
-            partial(self._save_best, prepared),
-            partial(callback_memory.keep, self._folder, self._id, self._job.callbacks),
-            partial(self._give_state, prepared, progress),
-        )
-
-        async def train(epoch: HolderGeneration, start: int, evaluated: int) -> bool:
-            await self._energy.fetch()
-            if self._options.trace is not None:
-                await self._spans.begin()
-            if self._callbacks.stopped and self._stopped_at is None:
-                self._stop_after(epochs.reports.reported.step)
-            asynchronous = epoch.assignment.asynchrony is not None
-            course = self._course(prepared, epoch.assignment.micro_batch, asynchronous)
-            if self._spoiled.now is not None:  # nor is there another evaluation
-                evaluated = max(evaluated, self._spoiled.now.good_steps)
-            loop = (AsyncTrainingLoop if asynchronous else TrainingLoop)(
-                prepared,
-                course,
-                epoch,
-                checkpointer,
-                *(epochs.reports, epochs.elastic, epochs.copies, epochs.counts, callbacks),
-                *(journal.measured, journal.scaled),
-                partial(self._lengthen, epochs, description),
-                self._pause,
-                start=start,
-                evaluated=evaluated,
-            )
-            try:
-                is_done = await loop.run()
-            except UpdateNotFinite as error:
-                shape = loop.round_of(error.step)
-                if shape is None:
-                    raise
-                self._spoiled.begin(await noted(prepared, epoch, error, shape))
-                raise SentWrong(None, str(error), self._mesh.self_id) from None
-            except StoppedEarly:
-                await self._note_stop(journal)
-                raise SentWrong(None, "stopped", self._mesh.self_id) from None
-            await self._note_stop(journal)
-            if loop.new_size is not None and not is_done:
-                point = progress(epochs.reports.reported.step)
-                raise await self._captured_again(prepared, epoch, loop.new_size, point, news)
-            if self._interrupted is not None:
-                await self._bring_home(prepared, epoch, lambda: None)
-                self._interrupted.set_result(epochs.reports.reported.step)
-                await asyncio.get_running_loop().create_future()  # until it is cancelled
-            return is_done
-
-        async def bring_home(epoch: HolderGeneration, overwriting: Callable[[], None]) -> None:
-            if self._spoiled.now is not None:
-                await self._end_before(prepared, epoch, overwriting, self._spoiled.now)
-                return
-            steps = epochs.reports.reported.step
-            last = checkpointer if steps > prepared.first_step else None
-            if last is not None:
-                await last.make_sure(epoch.at(steps), lambda _: epoch.gather(STAGE))
-            await self._bring_home(prepared, epoch, overwriting)
-            if last is not None:
-                last.conclude(steps)
-            failure = checkpointer.failure if checkpointer is not None else None
-            await self._finish(steps, epochs.reports, failure)
-
-        memory = JobRecord(
-            started.entry,
-            journal,
+        record = JobRecord(
+            *(entry, self._journal),
             has_first_weights=started.has_first_weights,
             since=self._since,
             settings=self._settings,
         )
-        if checkpointer is not None:
-            states = self._device.states
-            written = CheckpointSnapshots(states, self._id, prepared, self._warn)
-            checkpointer.on_written = written.take
-            memory.written = written
-        epochs = JobDriver(
+        self._weights = TrainedWeights(prepared, states, record, self._reports, self._elsewhere)
+        whole = record.whole = self._whole_copies()
+        driver = self._running = JobDriver(
             self._mesh,
-            self._request(prepared),
-            [unit.name for unit in description.units],
+            self._request(),
+            [unit.name for unit in prepared.captured.description.units],
             GenerationWork(
-                make_epoch, train, bring_home, partial(self._announce, prepared), self._checked
+                self._make_generation,
+                self._run_rounds,
+                self._bring_home,
+                self._announce,
+                self._checked,
             ),
-            memory,
-            self._emit,
+            record,
+            self._reports,
             prepared.steps,
             self._options.recovery,
             surveyor=self._surveyor,
@@ -608,30 +503,123 @@ class JobTrainer:
             leaves_out=self._job.skip_nonfinite or prepared.loss_scale is not None,
             given=self._given,
         )
-        self._faulty, self._running = epochs.reports.faulty, epochs
-        if checkpointer is not None:
-            epochs.copies.readers.append(partial(self._checkpointed, checkpointer))
-        whole = memory.whole = self._whole_copies(prepared)
+        if self._options.checkpoint is not None:
+            checkpointer = self._checkpointer = Checkpointer(
+                self._options.checkpoint,
+                CheckpointSchedule(self._options.checkpoint_every, monotonic()),
+                self._gather,
+                self._weights.progress,
+                self._warn,
+            )
+            record.written = CheckpointSnapshots(states, self._id, prepared, self._warn)
+            checkpointer.on_written = record.written.take
+            driver.copies.readers.append(partial(self._checkpointed, checkpointer))
         if whole is not None:
-            epochs.copies.readers.append(lambda: whole.reading)
+            driver.copies.readers.append(lambda: whole.reading)
 
         def needed() -> list[int]:
-            stable = None if memory.noted is None else memory.noted.stable
-            return [*([] if stable is None else [stable.step]), epochs.reports.reported.step]
+            stable = None if record.noted is None else record.noted.stable
+            return [*([] if stable is None else [stable.step]), self._reports.reported.step]
 
         keeping = loader_memory.keep(self._folder, self._id, prepared.batches, needed)
         noting = asyncio.create_task(keeping, name="note the loader's place")
         metering = asyncio.create_task(self._energy.run(), name="count energy")
         try:
-            await self._until_interrupted(epochs)
+            await self._until_interrupted(driver)
         finally:
             noting.cancel()
             metering.cancel()
             await asyncio.gather(noting, metering, return_exceptions=True)
             if whole is not None:
                 await whole.close()
-            if checkpointer is not None:
-                await checkpointer.close()
+            if self._checkpointer is not None:
+                await self._checkpointer.close()
+
+    def _make_generation(self, answer: ReconfigureReply) -> HolderGeneration:
+        assert self._running is not None
+        description = self._prepared.captured.description
+        epoch = self._epoch = HolderGeneration(
+            answer.assignment,
+            description,
+            self._device,
+            state_check(description, self._prepared.optimizer),
+            self._running.note_link,
+            self._settings,
+            lambda: self._callbacks.is_busy or self._pause.is_on,
+            self._frozen,
+        )
+        if self._job.clip_grad_norm is not None:
+            epoch.clip_to(self._job.clip_grad_norm)
+        return epoch
+
+    async def _run_rounds(self, epoch: HolderGeneration, start: int, evaluated: int) -> bool:
+        driver, prepared = self._running, self._prepared
+        assert driver is not None
+        await self._energy.fetch()
+        if self._options.trace is not None:
+            await self._spans.begin()
+        if self._callbacks.stopped and self._callbacks.stopped_at is None:
+            self._callbacks.stop_after(self._reports.reported.step)
+        asynchronous = epoch.assignment.asynchrony is not None
+        course = self._course(epoch.assignment.micro_batch, asynchronous)
+        if self._spoiled.now is not None:  # nor is there another evaluation
+            evaluated = max(evaluated, self._spoiled.now.good_steps)
+        loop = (AsyncTrainingLoop if asynchronous else TrainingLoop)(
+            prepared,
+            course,
+            epoch,
+            self._checkpointer,
+            *(self._reports, driver.elastic, driver.copies, driver.counts),
+            self._callbacks,
+            self._weights,
+            self._journal,
+            self._lengthen,
+            self._pause,
+            start=start,
+            evaluated=evaluated,
+        )
+        try:
+            is_done = await loop.run()
+        except UpdateNotFinite as error:
+            shape = loop.round_of(error.step)
+            if shape is None:
+                raise
+            self._spoiled.begin(await noted(epoch, error, shape))
+            raise SentWrong(None, str(error), self._mesh.self_id) from None
+        except StoppedEarly:
+            await self._note_stop()
+            raise SentWrong(None, "stopped", self._mesh.self_id) from None
+        await self._note_stop()
+        if loop.new_size is not None and not is_done:
+            raise await self._captured_again(epoch, loop.new_size)
+        if self._interrupted is not None:
+            await self._weights.bring_home(epoch)
+            self._interrupted.set_result(self._reports.reported.step)
+            await asyncio.get_running_loop().create_future()  # until it is cancelled
+        return is_done
+
+    async def _captured_again(self, epoch: HolderGeneration, which: NewSize) -> _Sizes:
+        point = await self._weights.checkpoint(epoch, self._reports.reported.step)
+        batches = self._news if which.batch is None else (*self._news, which.batch)
+        again = CapturedAgain(point, batches, epoch.assignment.key.epoch + 1)
+        return _Sizes(which, self._prepared, again)
+
+    async def _note_stop(self) -> None:
+        if self._callbacks.stopped_at is not None:
+            await self._journal.stopped(self._callbacks.stopped_at)
+
+    async def _bring_home(self, epoch: HolderGeneration) -> None:
+        if self._spoiled.now is not None:
+            await self._end_before(epoch, self._spoiled.now)
+            return
+        steps, checkpointer = self._reports.reported.step, self._checkpointer
+        last = checkpointer if steps > self._prepared.first_step else None
+        if last is not None:
+            await last.make_sure(epoch.at(steps), lambda _: epoch.gather(STAGE))
+        await self._weights.bring_home(epoch)
+        if last is not None:
+            last.conclude(steps)
+        await self._finish(steps, None if checkpointer is None else checkpointer.failure)
 
     async def _until_interrupted(self, epochs: JobDriver) -> None:
         """Run them; where that is cancelled, the weights of the last step are written first."""
@@ -665,62 +653,30 @@ class JobTrainer:
             )
             return
         try:
-            self._write(out)
+            self._weights.write(out)
             self._warn(f"the weights of step {interrupted.result()} are in {out}")
         except TrainingError as error:
             self._warn(str(error))
 
-    def _write(self, out: Path) -> None:
-        """Write the weights, elsewhere where they cannot be written there.
-
-        Raises:
-            TrainingError: they could not be written there; says where they are.
-        """
-        state = self._job.model.state_dict().items()  # a module's extra state may be anything
-        tensors = {name: value for name, value in state if isinstance(value, Tensor)}
-        self._save(out, tensors)
-        if self._averages is not None:
-            self._save(average_path(out), self._captured_state(self._averages))
-
-    def _save(self, out: Path, tensors: Mapping[str, Tensor]) -> None:
-        try:
-            save_weights(out, tensors)
-        except TrainingError as error:
-            folders = self._elsewhere, Path(tempfile.gettempdir())
-            place = save_elsewhere(out.name, tensors, folders)
-            if place is None:
-                raise
-            raise TrainingError(f"{error}. They are in {place} instead") from error
-
-    async def _averages_of(self, epoch: HolderGeneration) -> dict[str, Tensor] | None:
-        """Of the weights, by name; None where none are kept."""
-        if self._job.ema is None:
-            return None
-        found: dict[str, Tensor] = {}
-        await epoch.bring_home(found.update, AVERAGES)
-        return {
-            name.removeprefix("optimizer:").removesuffix(f".{AVERAGE}"): tensor
-            for name, tensor in found.items()
-        }
-
-    def _whole_copies(self, prepared: PreparedJob) -> FullSnapshots | None:
+    def _whole_copies(self) -> FullSnapshots | None:
         wants = self._wants_whole_copy()
         if wants is None:
             return None
         return FullSnapshots(
             self._device.states,
             self._id,
-            prepared.captured.description,
+            self._prepared.captured.description,
             self._gather,
             wants,
-            prepared.first_step,
-            self._whole_bytes(prepared),
+            self._prepared.first_step,
+            self._whole_bytes,
             self._warn,
         )
 
-    def _whole_bytes(self, prepared: PreparedJob) -> int:
+    @property
+    def _whole_bytes(self) -> int:
         """Of one version of the whole model and its optimizer, beside the first weights here."""
-        return whole_state(prepared.captured, prepared.optimizer).changing_bytes
+        return whole_state(self._prepared.captured, self._prepared.optimizer).changing_bytes
 
     def _wants_whole_copy(self) -> Callable[[int, int], bool] | None:
         """By the version copied last, and a newer one; None = none is wanted."""
@@ -729,112 +685,25 @@ class JobTrainer:
         every = self._options.whole_copies
         return None if every is None else partial(is_due, every)
 
-    def _course(self, prepared: PreparedJob, micro_batch: int, asynchronous: bool) -> RoundSequence:
+    def _course(self, micro_batch: int, asynchronous: bool) -> RoundSequence:
+        stopped_at = self._callbacks.stopped_at
         return RoundSequence(
-            steps=self._spoiled.steps(self._steps(prepared)),
+            steps=self._spoiled.steps(self._prepared.steps if stopped_at is None else stopped_at),
             micro_batch=micro_batch,
             numbers_through=asynchronous,
-            least_evaluated=prepared.captured.evaluates.least,
+            least_evaluated=self._prepared.captured.evaluates.least,
         )
 
-    def _steps(self, prepared: PreparedJob) -> int | None:
-        """Updates in all."""
-        return prepared.steps if self._stopped_at is None else self._stopped_at
-
-    def _lengthen(
-        self, epochs: JobDriver, description: ModelDescription, lengths: tuple[int, ...]
-    ) -> None:
+    def _lengthen(self, lengths: tuple[int, ...]) -> None:
         """Have a plan made for batches of such lengths."""
         assert self._epoch is not None
+        assert self._running is not None
         planned = [room // LENGTHS_ROOM for room in self._epoch.assignment.longest]
         longest = tuple(map(max, planned, lengths))
-        stretch = max(map(truediv, longest, description.longest))
+        stretch = max(map(truediv, longest, self._prepared.captured.description.longest))
         here, before = (" x ".join(map(str, sizes)) for sizes in (lengths, planned))
         self._warn(f"a batch of length {here} has come, the plan is for {before}: making another")
-        epochs.lengthen(tuple(LENGTHS_ROOM * length for length in longest), stretch)
-
-    def _stop_after(self, step: int) -> None:
-        """A callback has ended the job with so many updates."""
-        self._stopped_at = step
-        log.info("stopped_by_callback", step=step, why=self._callbacks.stopped)
-
-    async def _note_stop(self, journal: Journal) -> None:
-        if self._stopped_at is not None:
-            await journal.stopped(self._stopped_at)
-
-    async def _save_best(
-        self, prepared: PreparedJob, epoch: HolderGeneration, best: SaveBest
-    ) -> None:
-        arrived = await self._arrived_whole(prepared, epoch)
-        if arrived is None:
-            self._warn(f"this device has too little memory to write {best.path}: it is left out")
-            return
-        state: dict[str, Tensor] = {}
-        for part in arrived:
-            state |= split_state(part)[0]
-        if self._job.eval_with_ema:
-            state |= await self._averages_of(epoch) or {}
-        written = prepared.captured.state_dict(state)
-        try:
-            await run_in_background(partial(save_weights, best.path, written))
-        except TrainingError as error:
-            self._warn(str(error))
-
-    async def _give_state(
-        self,
-        prepared: PreparedJob,
-        progress: Callable[[int], CheckpointProgress],
-        epoch: HolderGeneration,
-        step: int,
-        callback: StateCallback,
-    ) -> None:
-        """Raises TrainingError: this device has too little memory for it."""
-        write: Callable[[Path], None] | None = None
-        if callback.wanted is WantedState.ALL:
-            model, optimizer = split_state(await epoch.gather(STAGE))
-            checkpoint = Checkpoint(progress(step), model, optimizer)
-
-            def write(folder: Path) -> None:
-                save(folder, checkpoint)
-        else:
-            model = await self._weights(prepared, epoch)
-        state = TrainedState(step, prepared.captured.state_dict(model), write)
-        await self._callbacks.give(callback, state)
-
-    async def _weights(self, prepared: PreparedJob, epoch: HolderGeneration) -> dict[str, Tensor]:
-        arrived = await self._arrived_whole(prepared, epoch)
-        if arrived is None:
-            raise TrainingError(
-                "this device has too little memory for the weights that a callback works with: "
-                "free some, or evaluate and save less often"
-            )
-        return {n: tensor for part in arrived for n, tensor in split_state(part)[0].items()}
-
-    async def _captured_again(
-        self,
-        prepared: PreparedJob,
-        epoch: HolderGeneration,
-        which: NewSize,
-        progress: CheckpointProgress,
-        news: tuple[ReadBatch, ...],
-    ) -> _Sizes:
-        model, optimizer = split_state(await epoch.gather(STAGE))
-        point = Checkpoint(progress, model, optimizer)
-        batches = news if which.batch is None else (*news, which.batch)
-        again = CapturedAgain(point, batches, epoch.assignment.key.epoch + 1)
-        return _Sizes(which, prepared, again)
-
-    def _checkpointer(self, progress: Callable[[int], CheckpointProgress]) -> Checkpointer | None:
-        folder = self._options.checkpoint
-        if folder is None:
-            return None
-        return Checkpointer(
-            folder,
-            CheckpointSchedule(self._options.checkpoint_every, monotonic()),
-            self._gather,
-            progress,
-            self._warn,
-        )
+        self._running.lengthen(tuple(LENGTHS_ROOM * length for length in longest), stretch)
 
     def _checkpointed(self, checkpointer: Checkpointer) -> Version | None:
         """The version of which a checkpoint is written, or will be: its copies stay until then."""
@@ -851,125 +720,42 @@ class JobTrainer:
 
     # -- after -----------------------------------------------------------------------------------
 
-    async def _end_before(
-        self,
-        prepared: PreparedJob,
-        epoch: HolderGeneration,
-        overwriting: Callable[[], None],
-        spoiled: Spoiled,
-    ) -> None:
+    async def _end_before(self, epoch: HolderGeneration, spoiled: Spoiled) -> None:
         """Write the weights before an update that is not finite, and say where that began.
 
         Raises:
             TrainingError: all of it is done.
             SentWrong: it is a device's doing, and the job can go on without it.
         """
-        arrived = await self._arrived_whole(prepared, epoch)
-        state: dict[str, Tensor] | None = None
-        if arrived is not None:
-            state = dict(prepared.captured.state())
-            for part in arrived:
-                state |= split_state(part)[0]
+        prepared = self._prepared
+        arrived = await self._weights.arrived(epoch)
+        state = None if arrived is None else prepared.captured.state() | arrived
         verdict = await run_in_background(partial(judged, prepared, spoiled, state))
-        if verdict.liar is not None and verdict.liar != self._mesh.self_id:
-            self._spoiled.over()
-            raise SentWrong(
-                verdict.liar,
-                f"{spoiled.names[verdict.liar]} sent values that the model cannot give, at step "
-                f"{spoiled.error.step}",
-                self._mesh.self_id,
-            )
-        if verdict.is_of_others:
-            self._try_without(spoiled)
-        await self._load(prepared, epoch, overwriting, arrived)
+        self._spoiled.blame(spoiled, verdict, self._mesh.self_id)
+        await self._weights.load(epoch, arrived)
         out = self._options.out
         if out is not None:
-            self._write(out)
+            self._weights.write(out)
         place = "The model" if out is None else str(out)
         raise TrainingError(
             f"{verdict.message}. {place} has the weights of step {spoiled.good_steps}, the last "
             "good one"
         )
 
-    def _try_without(self, spoiled: Spoiled) -> None:
-        """Raises SentWrong: there is one of those that it may be who has not been left out yet."""
-        suspects = spoiled.suspects(self._mesh.self_id)
-        trial = self._spoiled.suspect(suspects)
-        if trial is None:
-            return
-        device, cleared = trial
-        self._spoiled.over()
-        names = [spoiled.names[one] for one in suspects]
-        name, step = spoiled.names[device], spoiled.error.step
-        why = (
-            f"step {step} has NaN or infinite values, but not where this device computes it alone: "
-            f"{' or '.join(names)} sends wrong values"
-        )
-        if len(names) > 1:
-            why += f": continuing without {name}"
-        raise SentWrong(
-            device, why, self._mesh.self_id, frozenset(() if cleared is None else (cleared,))
-        )
-
-    async def _arrived_whole(
-        self, prepared: PreparedJob, epoch: HolderGeneration
-    ) -> list[Mapping[str, Tensor]] | None:
-        """All trained weights beside the first ones; None where memory is short for that."""
-        trim_heap()
-        whole_bytes = sum(tensor.nbytes for tensor in prepared.captured.state().values())
-        if whole_bytes > HOME_SHARE * usable_memory_bytes():
-            return None
-        arrived: list[Mapping[str, Tensor]] = []
-        await epoch.bring_home(arrived.append)
-        return arrived
-
-    async def _bring_home(
-        self, prepared: PreparedJob, epoch: HolderGeneration, overwriting: Callable[[], None]
-    ) -> None:
-        """Everything first, and then over the first weights; stage by stage where memory is short.
-
-        As long as the first weights stand, training can go on from them if a device dies now.
-        """
-        arrived = await self._arrived_whole(prepared, epoch)
-        await self._load(prepared, epoch, overwriting, arrived)
-
-    async def _load(
-        self,
-        prepared: PreparedJob,
-        epoch: HolderGeneration,
-        overwriting: Callable[[], None],
-        arrived: list[Mapping[str, Tensor]] | None,
-    ) -> None:
-        def load(state: Mapping[str, Tensor]) -> None:
-            model, _ = split_state(state)
-            prepared.captured.load_state(model)
-
-        self._averages = await self._averages_of(epoch)
-        overwriting()
-        first = version_source(Version(prepared.first_step, 0))
-        self._device.states.let_go(self._id, first)
-        if arrived is None:
-            await epoch.bring_home(load)
-        for state in arrived or ():
-            load(state)
-
-    async def _finish(
-        self, steps: int, reports: JobReports, unwritten: TrainingError | None
-    ) -> None:
+    async def _finish(self, steps: int, unwritten: TrainingError | None) -> None:
         """Raises CallbackFailed: one has, at the end; the weights are written."""
         out = self._options.out
         if out is not None:
-            self._write(out)
+            self._weights.write(out)
             failpoints.reach_now("weights.written", device=self._mesh.self_id)
         if unwritten is not None:
             raise unwritten
         self._job.numbers.end()
-        seconds = reports.seconds
-        speed = rate(reports.samples, seconds)
-        where, left_out = str(out) if out else None, reports.updates_left_out
+        samples, seconds = self._reports.samples, self._reports.seconds
+        where, left_out = str(out) if out else None, self._reports.updates_left_out
         await self._energy.fetch()
-        done = Done(steps, seconds, speed, where, left_out)
-        done = with_energy(done, self._energy.use, reports.samples)
+        done = Done(steps, seconds, rate(samples, seconds), where, left_out)
+        done = with_energy(done, self._energy.use, samples)
         self._callbacks.put(done)
         await self._callbacks.caught_up()
         self._tell(done)

@@ -15,12 +15,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict, deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
-from typing import Any
 
 from torch import Tensor
 
@@ -40,9 +38,10 @@ from p2ptrain.holder.pause import JobPause
 from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import LEAVES_OUT
 from p2ptrain.holder.start.prepared_job import PreparedJob
-from p2ptrain.job.callbacks import SaveBest
+from p2ptrain.holder.trained_weights import TrainedWeights
 from p2ptrain.job.rounds import (
     LENGTHS_ROOM,
     LENGTHS_SLACK,
@@ -52,7 +51,6 @@ from p2ptrain.job.rounds import (
     RoundSequence,
 )
 from p2ptrain.job.state_callback import StateCallback
-from p2ptrain.job.update_numbers import Measured
 from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey
 from p2ptrain.model.sample_independence.class_losses import DEFAULT_IGNORED, entered
@@ -60,7 +58,7 @@ from p2ptrain.model.stage.determinism import randomness_lock
 from p2ptrain.model.stage.optimizer_form import AS_GIVEN
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, SKIPPED, Seat
-from p2ptrain.recovery.loss_scale import LEAST_SCALE, MANY_SKIPPED, LossScale, ScaleRows
+from p2ptrain.recovery.loss_scale import LEAST_SCALE, MANY_SKIPPED, LossScale
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.asynchronous.async_executor import orders_under_way
 from p2ptrain.runtime.io.sample_division import SampleDivision
@@ -69,25 +67,6 @@ ROUNDS_AHEAD = 2
 
 FOUND_AHEAD = 64
 """Rounds whose samples are on their way and that are not ordered yet."""
-
-
-@dataclass(frozen=True)
-class LoopCallbacks:
-    """The job's callbacks, as its rounds see them.
-
-    Attributes:
-        runner: calls them.
-        stop: notes that the job ends with so many updates.
-        save: writes the weights that the stages have now for one that wants them.
-        keep: writes down what they know, for a process that continues the job.
-        give: gives one the state that the stages have now, which is that after so many updates.
-    """
-
-    runner: CallbackRunner
-    stop: Callable[[int], None]
-    save: Callable[[HolderGeneration, SaveBest], Awaitable[None]]
-    keep: Callable[[], None]
-    give: Callable[[HolderGeneration, int, StateCallback], Awaitable[None]]
 
 
 class StoppedEarly(Exception):  # it is none
@@ -105,8 +84,8 @@ class TrainingLoop:
         copies: says which versions are kept to go back to.
         counts: is called with the updates that count, once each does.
         callbacks: are waited for: an update counts once they have seen the one before.
-        measured: writes down what a scheduler has seen of evaluations.
-        scaled: writes down how the loss scale changed.
+        weights: those that the stages have, for callbacks that want them.
+        journal: has what a scheduler has seen of evaluations, and how the loss scale changed.
         lengthen: has another plan made, for batches of such lengths.
         pause: a person's.
 
@@ -124,9 +103,9 @@ class TrainingLoop:
         elastic: ReplanWatcher,
         copies: SnapshotManager,
         counts: Callable[[int], None],
-        callbacks: LoopCallbacks,
-        measured: Callable[[Measured], Coroutine[Any, Any, None]],
-        scaled: Callable[[ScaleRows], Coroutine[Any, Any, None]],
+        callbacks: CallbackRunner,
+        weights: TrainedWeights,
+        journal: Journal,
         lengthen: Callable[[tuple[int, ...]], None],
         pause: JobPause,
         *,
@@ -142,12 +121,12 @@ class TrainingLoop:
         self._elastic = elastic
         self._copies = copies
         self._counts = counts
-        self._callbacks = callbacks
+        self._callbacks, self._weights = callbacks, weights
         self._may_order = asyncio.Event()  # but for callbacks that work with what came before
-        self._was_stopped = callbacks.runner.stopped is not None  # then the course ends with that
-        self._measured, self._lengthen = measured, lengthen
+        self._was_stopped = callbacks.stopped is not None  # then the course ends with that
+        self._journal, self._lengthen = journal, lengthen
         self._pause = pause
-        self._scale, self._scaled = prepared.loss_scale, scaled
+        self._scale = prepared.loss_scale
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
         self._found: asyncio.Queue[tuple[PlannedRound[MiniBatch], bool] | None] = asyncio.Queue(
             FOUND_AHEAD
@@ -265,11 +244,10 @@ class TrainingLoop:
 
     def _stands_still(self, planned: PlannedRound[MiniBatch]) -> bool:
         """Whether what comes after a round is ordered once the callbacks have worked with it."""
-        runner = self._callbacks.runner
         if planned.round.mode is RoundMode.EVAL:
-            waits = runner.has_any or self._prepared.job.numbers.needs_metric
+            waits = self._callbacks.has_any or self._prepared.job.numbers.needs_metric
             return planned.ends_epoch and waits
-        return runner.stands_still_after(planned.round.step + 1)
+        return self._callbacks.stands_still_after(planned.round.step + 1)
 
     async def _no_more(self, rounds: int) -> None:
         """So many were ordered in this generation; each ends by itself."""
@@ -390,7 +368,7 @@ class TrainingLoop:
             self._ahead.release()
         if not self._is_complete:
             await self._epoch.settle()
-        await self._callbacks.runner.caught_up()
+        await self._callbacks.caught_up()
         is_done = self._is_complete
         if self._is_stopped:
             self._end_after(self._reports.reported.step)
@@ -402,11 +380,11 @@ class TrainingLoop:
     @property
     def _is_stopped(self) -> bool:
         """Whether a callback has ended the job, since this generation began."""
-        return self._callbacks.runner.stopped is not None and not self._was_stopped
+        return self._callbacks.stopped is not None and not self._was_stopped
 
     def _end_after(self, step: int) -> None:
         """Raises StoppedEarly: the evaluation at the end is missing."""
-        self._callbacks.stop(step)
+        self._callbacks.stop_after(step)
         if self._prepared.evaluation is not None and self._reports.reported.evaluated < step:
             raise StoppedEarly
 
@@ -421,9 +399,9 @@ class TrainingLoop:
             is_skipped = not all(report.finite for report in reports.values())
             coefficient = SKIPPED if is_skipped else coefficient or AS_IT_IS
             await self._rescale(self._scale, order.round.step + 1, is_skipped=is_skipped)
-        await self._callbacks.runner.caught_up()
+        await self._callbacks.caught_up()
         if self._is_stopped:
-            self._callbacks.stop(order.round.step)
+            self._callbacks.stop_after(order.round.step)
             raise StoppedEarly
         await self._epoch.reach("decide.before", order.round.step)
         # Every stage is ready: the update counts from here on, whatever fails. Between this and the
@@ -439,7 +417,7 @@ class TrainingLoop:
     async def _rescale(self, scale: LossScale, step: int, *, is_skipped: bool) -> None:
         if not scale.decided(step, skipped=is_skipped):
             return
-        await self._scaled(scale.rows)
+        await self._journal.scaled(scale.rows)
         if is_skipped and scale.skipped_in_a_row == MANY_SKIPPED:
             self._reports.warn(
                 f"the last {MANY_SKIPPED} updates were skipped: in float16 their gradients are "
@@ -524,11 +502,11 @@ class TrainingLoop:
 
     async def _await_callbacks(self) -> None:
         """Once they have seen an evaluation, training continues; the stages wait till then."""
-        if not self._callbacks.runner.has_any:
+        if not self._callbacks.has_any:
             return
-        await self._callbacks.runner.caught_up()
-        for best in self._callbacks.runner.due():
-            await self._callbacks.save(self._epoch, best)
+        await self._callbacks.caught_up()
+        for best in self._callbacks.due():
+            await self._weights.save_best(self._epoch, best)
         await run_in_background(self._callbacks.keep)
 
     async def _note_metric(self, step: int, found: Mapping[str, float]) -> None:
@@ -542,14 +520,14 @@ class TrainingLoop:
                 f"{step} did not give"
             )
         numbers.note(step, found[name])
-        await self._measured(numbers.measured)
+        await self._journal.measured(numbers.measured)
 
     async def _note_measured(self, step: int, callback: StateCallback) -> None:
         """Where the scheduler is stepped with what a callback measures."""
         numbers = self._prepared.job.numbers
         if numbers.needs_metric and callback.measured is not None:
             numbers.note(step, callback.measured)
-            await self._measured(numbers.measured)
+            await self._journal.measured(numbers.measured)
 
     async def _report_evaluated(self, step: int, callback: StateCallback) -> None:
         """What a callback has found, for the user and for the other callbacks."""
@@ -563,10 +541,11 @@ class TrainingLoop:
 
         Not of a step that is computed again on the way to the one that they have seen.
         """
-        await self._callbacks.runner.caught_up()
+        await self._callbacks.caught_up()
         if step == self._reports.reported.step:
-            while wanting := self._callbacks.runner.wanting:  # again after what it was given
-                await self._callbacks.give(self._epoch, step, wanting[0])
+            while wanting := self._callbacks.wanting:  # again after what it was given
+                state = await self._weights.state(self._epoch, step, wanting[0].wanted)
+                await self._callbacks.give(wanting[0], state)
                 await self._note_measured(step, wanting[0])
                 await self._report_evaluated(step, wanting[0])
         self._may_order.set()
@@ -628,7 +607,7 @@ class AsyncTrainingLoop(TrainingLoop):
     async def _finish_step(self, order: RoundOrder) -> None:
         """The update is made already: a callback that ends the job ends it after those made."""
         reports = await self._epoch.tracker.complete(order.round.index)
-        await self._callbacks.runner.caught_up()
+        await self._callbacks.caught_up()
         step = order.round.step + 1
         self._step(step, order, reports)
         self._round_over(step, reports)

@@ -14,6 +14,7 @@ from p2ptrain.holder import replan_watcher
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.generation_runner import GenerationWork
 from p2ptrain.holder.job_record import JobRecord
+from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.start.journal import Journal
 from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.process.cpu_share import CpuSpan
@@ -54,7 +55,8 @@ async def _epochs() -> AsyncIterator[tuple[JobDriver, MemoryMesh]]:
             ENTRY, Journal(None, ENTRY, pytest.fail), has_first_weights=True, since=0.0
         )
         work = GenerationWork(pytest.fail, _nothing, pytest.fail, pytest.fail, pytest.fail)
-        asked = request(8), ["u0", "u1", "u2"], work, memory, events.append
+        reports = JobReports(mesh["a"], memory.reported, events.append, memory.journal.committed)
+        asked = request(8), ["u0", "u1", "u2"], work, memory, reports
         epochs = JobDriver(mesh["a"], *asked, 1000, surveyor=ClusterProfiler(mesh["a"]))
         yield epochs, mesh["b"]
         await epochs.elastic.close()

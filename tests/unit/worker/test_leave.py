@@ -12,13 +12,14 @@ from p2ptrain.coordinator.plan_question import ReplanReply, ReplanRequest
 from p2ptrain.errors import InternalError
 from p2ptrain.holder import replan_watcher
 from p2ptrain.holder.planner_client import Planner
-from p2ptrain.holder.replan_watcher import ReplanContext, ReplanWatcher
+from p2ptrain.holder.replan_watcher import ReplanWatcher
 from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, LEAVING
 from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.cores import holder_events
+from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.replan_trigger import DriftChecked
 from p2ptrain.recovery.version import Version
@@ -31,9 +32,9 @@ from tests.unit.messages.test_assignment import assignment, shared
 def _elasticity(
     mesh: MemoryHousehold, wanted: asyncio.Queue[holder_events.ChangeWanted]
 ) -> ReplanWatcher:
-    around = ReplanContext(frozenset, dict, lambda: 9)
+    core, want = HolderCore(mesh["a"].self_id, 1, 0), wanted.put_nowait
     planner = Planner(mesh["a"], ClusterProfiler(mesh["a"]), lambda device, why: None)
-    return ReplanWatcher(mesh["a"], request(8), planner, around, wanted.put_nowait, replans=True)
+    return ReplanWatcher(mesh["a"], request(8), planner, core, lambda: 9, want, replans=True)
 
 
 def _leave(mesh: MemoryHousehold) -> asyncio.Task[Message]:
