@@ -21,7 +21,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from p2ptrain.errors import InternalError
 from p2ptrain.recovery.generation_request import ReconfigureReason
@@ -42,39 +41,59 @@ MAX_MOVES = 32
 _NEVER = float("inf")
 
 
+class ElasticEvent:
+    """What may be a reason to look for a better plan."""
+
+    __slots__ = ()
+
+
+class ElasticInstruction:
+    """What the holder is to do."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class DeviceJoined:
+class DeviceChanged(ElasticEvent):
+    """What becomes of a device."""
+
+    device: str
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEnded(ElasticEvent):
+    """What becomes of look `number`."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceJoined(DeviceChanged):
     """A device is alive."""
 
-    device: str
-
 
 @dataclass(frozen=True, slots=True)
-class DeviceGone:
+class DeviceGone(DeviceChanged):
     """A device is not alive any more."""
 
-    device: str
-
 
 @dataclass(frozen=True, slots=True)
-class DeviceLeaving:
+class DeviceLeaving(DeviceChanged):
     """A device wants to leave, and waits for our word."""
 
-    device: str
-
 
 @dataclass(frozen=True, slots=True)
-class DriftChecked:
+class DriftChecked(ElasticEvent):
     """Rounds were compared with what the plan expects: it may be time for another one."""
 
 
 @dataclass(frozen=True, slots=True)
-class ReconfigureStarted:
+class ReconfigureStarted(ElasticEvent):
     """The plan in force ends."""
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationBegan:
+class GenerationBegan(ElasticEvent):
     """A plan is in force on these devices.
 
     Attributes:
@@ -88,7 +107,7 @@ class GenerationBegan:
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationAnswered:
+class EvaluationAnswered(EvaluationEnded):
     """What a look has found.
 
     Attributes:
@@ -96,37 +115,23 @@ class EvaluationAnswered:
         in_sight: devices whose speeds and links were known.
     """
 
-    number: int
     devices: frozenset[str]
     in_sight: frozenset[str]
 
 
 @dataclass(frozen=True, slots=True)
-class EvaluationFailed:
+class EvaluationFailed(EvaluationEnded):
     """A look failed.
 
     Attributes:
         impossible: no plan fits what was asked about, and why; None = that is not known.
     """
 
-    number: int
     impossible: str | None = None
 
 
-ElasticEvent: TypeAlias = (
-    DeviceJoined
-    | DeviceGone
-    | DeviceLeaving
-    | DriftChecked
-    | ReconfigureStarted
-    | GenerationBegan
-    | EvaluationAnswered
-    | EvaluationFailed
-)
-
-
 @dataclass(frozen=True, slots=True)
-class EvaluateNow:
+class EvaluateNow(ElasticInstruction):
     """Have it looked for; a look under way is given up.
 
     Attributes:
@@ -141,7 +146,7 @@ class EvaluateNow:
 
 
 @dataclass(frozen=True, slots=True)
-class AdoptPlan:
+class AdoptPlan(ElasticInstruction):
     """Change at the border of a round, to what the newest look has found if it found something."""
 
     reason: ReconfigureReason
@@ -149,14 +154,11 @@ class AdoptPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseLeave:
+class RefuseLeave(ElasticInstruction):
     """Deny the leave of a device, with the reason."""
 
     device: str
     reason: str
-
-
-ElasticInstruction: TypeAlias = EvaluateNow | AdoptPlan | RefuseLeave
 
 
 class ReplanTrigger:
@@ -206,7 +208,7 @@ class ReplanTrigger:
         """Take in one event."""
         self._now = max(now, self._now)
         match event:
-            case DeviceJoined() | DeviceGone() | DeviceLeaving():
+            case DeviceChanged():
                 self._on_device(event)
             case DriftChecked():
                 has_choice = len(self._alive) > 1  # a device alone stays with its plan
@@ -221,7 +223,7 @@ class ReplanTrigger:
                 if self._due == _NEVER:  # given up, but much may be different now
                     self._due, self._tries = self._now, 0
                 self._let_go(self._leaving - devices)
-            case EvaluationAnswered() | EvaluationFailed():
+            case EvaluationEnded():
                 if event.number == self._number and self._look is not None:
                     self._on_answer(event)
             case _:
@@ -240,7 +242,7 @@ class ReplanTrigger:
 
     # -- devices -------------------------------------------------------------------------------
 
-    def _on_device(self, event: DeviceJoined | DeviceGone | DeviceLeaving) -> None:
+    def _on_device(self, event: DeviceChanged) -> None:
         device = event.device
         match event:
             case DeviceJoined():
@@ -312,14 +314,14 @@ class ReplanTrigger:
         ages = tuple(self._now - moved for moved in self._moves) if counts else ()
         self._out.append(EvaluateNow(self._number, reason, frozenset(self._leaving), ages))
 
-    def _on_answer(self, event: EvaluationAnswered | EvaluationFailed) -> None:
+    def _on_answer(self, event: EvaluationEnded) -> None:
         reason, self._look = self._look, None
         if reason is ReconfigureReason.LEAVE:
             if isinstance(event, EvaluationFailed) and event.impossible is not None:
                 self._keep(event.impossible)
             else:
                 self._let_go(self._leaving)
-        elif isinstance(event, EvaluationFailed):
+        elif not isinstance(event, EvaluationAnswered):
             if reason is ReconfigureReason.JOIN:
                 self._try_again()
         else:

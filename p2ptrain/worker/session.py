@@ -271,12 +271,7 @@ class WorkerSession:
                 self._around.waits(holder)
             case worker_instructions.ReleaseJob():
                 self._release()
-            case (
-                worker_instructions.TakeSnapshot()
-                | worker_instructions.OfferSnapshot()
-                | worker_instructions.CollectSnapshot()
-                | worker_instructions.ReportSnapshot()
-            ):
+            case worker_instructions.CopyInstruction():
                 self.replication.carry_out(instruction)
             case _:
                 raise InternalError(f"no shell carries out {type(instruction).__name__}")

@@ -45,13 +45,6 @@ from p2ptrain.worker.job_store import JobStore
 
 log = get_logger(__name__)
 
-CopyInstruction = (
-    worker_instructions.TakeSnapshot
-    | worker_instructions.OfferSnapshot
-    | worker_instructions.CollectSnapshot
-    | worker_instructions.ReportSnapshot
-)
-
 
 class SnapshotService:
     """See the module. One a job; `stop` before a generation ends."""
@@ -94,7 +87,7 @@ class SnapshotService:
         """Older versions than these may go."""
         self._notify(worker_events.RetainReceived(peer, versions))
 
-    def carry_out(self, instruction: CopyInstruction) -> None:
+    def carry_out(self, instruction: worker_instructions.CopyInstruction) -> None:
         """What the rules say must be done."""
         match instruction:
             case worker_instructions.TakeSnapshot():

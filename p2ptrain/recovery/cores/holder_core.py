@@ -161,7 +161,7 @@ class HolderCore:
 
     def _on(self, event: holder_events.HolderEvent) -> None:
         match event:
-            case holder_events.MemberAppeared() | holder_events.MemberDied():
+            case holder_events.AboutMember():
                 self._on_member(event)
             case holder_events.LinkBroken(one, other):
                 self._on_link_trouble(one, other)
@@ -200,21 +200,16 @@ class HolderCore:
                 self.history.copies = copies
             case holder_events.GenerationReady() | ReconfigureFailure():
                 self._on_answer(event)
-            case (
-                holder_events.ChangeWanted()
-                | holder_events.RoundsDrained()
-                | holder_events.StepsDone()
-                | holder_events.WeightsHome()
-            ):
+            case holder_events.AboutCourse():
                 self._on_course(event)
             case _:
                 raise InternalError(f"a holder has no rule for {type(event).__name__}")
 
     # -- signs of trouble --------------------------------------------------------------------
 
-    def _on_member(self, event: holder_events.MemberAppeared | holder_events.MemberDied) -> None:
+    def _on_member(self, event: holder_events.AboutMember) -> None:
         device = event.device
-        if isinstance(event, holder_events.MemberAppeared):
+        if not isinstance(event, holder_events.MemberDied):
             self._there.appeared(device)
             if self.phase is HolderPhase.WAITING:
                 self._ask_soon()
@@ -398,13 +393,7 @@ class HolderCore:
             self.phase = HolderPhase.DRAINING
             self._out.append(holder_instructions.DrainRounds())
 
-    def _on_course(
-        self,
-        event: holder_events.ChangeWanted
-        | holder_events.RoundsDrained
-        | holder_events.StepsDone
-        | holder_events.WeightsHome,
-    ) -> None:
+    def _on_course(self, event: holder_events.AboutCourse) -> None:
         match event:
             case holder_events.ChangeWanted(reason, leaver):
                 if leaver is not None:

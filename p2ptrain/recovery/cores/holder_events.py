@@ -11,15 +11,32 @@ from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Version
 
 
+class OwnHolderEvent:
+    """What happens to a job, as its holder sees it."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class MemberAppeared:
-    """A device is alive, perhaps again; the holder has a link to it."""
+class AboutMember(OwnHolderEvent):
+    """What becomes of a device."""
 
     device: str
 
 
+class AboutCourse(OwnHolderEvent):
+    """What is no trouble."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class MemberDied:
+class MemberAppeared(AboutMember):
+    """A device is alive, perhaps again; the holder has a link to it."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDied(AboutMember):
     """A device is dead.
 
     Attributes:
@@ -27,13 +44,12 @@ class MemberDied:
         left: it said so before.
     """
 
-    device: str
     certain: bool
     left: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class LinkBroken:
+class LinkBroken(OwnHolderEvent):
     """The link between two devices broke; what was queued on it is lost."""
 
     one: str
@@ -41,7 +57,7 @@ class LinkBroken:
 
 
 @dataclass(frozen=True, slots=True)
-class LinkRestored:
+class LinkRestored(OwnHolderEvent):
     """The link between two devices is there again."""
 
     one: str
@@ -49,7 +65,7 @@ class LinkRestored:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceOutOfMemory:
+class DeviceOutOfMemory(OwnHolderEvent):
     """A device of the plan ran out of memory.
 
     Attributes:
@@ -61,14 +77,14 @@ class DeviceOutOfMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundInterrupted:
+class RoundInterrupted(OwnHolderEvent):
     """A round cannot go on: something was out of reach; signs of the cause may follow."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class RoundStalled:
+class RoundStalled(OwnHolderEvent):
     """Nothing has moved anywhere for a long time.
 
     Attributes:
@@ -79,7 +95,7 @@ class RoundStalled:
 
 
 @dataclass(frozen=True, slots=True)
-class Faulty:
+class Faulty(OwnHolderEvent):
     """A device sends what it should not, or nothing: it gets no work any more in this job.
 
     Attributes:
@@ -92,14 +108,14 @@ class Faulty:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCommitted:
+class StepCommitted(OwnHolderEvent):
     """`step` updates count: decided, written down and reported."""
 
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotStable:
+class SnapshotStable(OwnHolderEvent):
     """Every copy that `version` needs to be whole without any one device is acknowledged.
 
     Attributes:
@@ -111,14 +127,14 @@ class SnapshotStable:
 
 
 @dataclass(frozen=True, slots=True)
-class FullSnapshotsAre:
+class FullSnapshotsAre(OwnHolderEvent):
     """The whole copies that training could go on from."""
 
     copies: tuple[FullSnapshot, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationReady:
+class GenerationReady(OwnHolderEvent):
     """What came of request `number`: all devices of `placed` are ready."""
 
     number: int
@@ -127,7 +143,7 @@ class GenerationReady:
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeWanted:
+class ChangeWanted(AboutCourse):
     """A change that can wait for the border of a round.
 
     Attributes:
@@ -140,36 +156,18 @@ class ChangeWanted:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundsDrained:
+class RoundsDrained(AboutCourse):
     """The last round ordered is committed; none is under way."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepsDone:
+class StepsDone(AboutCourse):
     """The last step of the job is committed: the weights come home."""
 
 
 @dataclass(frozen=True, slots=True)
-class WeightsHome:
+class WeightsHome(AboutCourse):
     """The weights are home and written."""
 
 
-HolderEvent: TypeAlias = (
-    MemberAppeared
-    | MemberDied
-    | LinkBroken
-    | LinkRestored
-    | DeviceOutOfMemory
-    | RoundInterrupted
-    | RoundStalled
-    | Faulty
-    | StepCommitted
-    | SnapshotStable
-    | FullSnapshotsAre
-    | GenerationReady
-    | ReconfigureFailure
-    | ChangeWanted
-    | RoundsDrained
-    | StepsDone
-    | WeightsHome
-)
+HolderEvent: TypeAlias = OwnHolderEvent | ReconfigureFailure

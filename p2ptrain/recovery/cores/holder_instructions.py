@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from p2ptrain.recovery.choose_version import StateLost, VersionChoice
 from p2ptrain.recovery.generation_request import GenerationRequest, ReconfigureReason
@@ -11,18 +10,24 @@ from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Lineage, Version
 
 
+class HolderInstruction:
+    """What a holder is to do."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class StopRounds:
+class StopRounds(HolderInstruction):
     """Order nothing more, decide nothing more: cancel the rounds under way and their feeding."""
 
 
 @dataclass(frozen=True, slots=True)
-class DrainRounds:
+class DrainRounds(HolderInstruction):
     """Order no new round; say `RoundsDrained` once the last one is committed."""
 
 
 @dataclass(frozen=True, slots=True)
-class WriteJournal:
+class WriteJournal(HolderInstruction):
     """Write this down, synced, before the next instruction.
 
     Attributes:
@@ -40,14 +45,14 @@ class WriteJournal:
 
 
 @dataclass(frozen=True, slots=True)
-class AskCoordinator:
+class AskCoordinator(HolderInstruction):
     """Have it made ready; say `GenerationReady` or `RefusedIn`."""
 
     ask: GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
-class BeginGeneration:
+class BeginGeneration(HolderInstruction):
     """Notify all living members that the generation is in force, then order rounds from its version
     on."""
 
@@ -58,7 +63,7 @@ class BeginGeneration:
 
 
 @dataclass(frozen=True, slots=True)
-class RetainOnly:
+class RetainOnly(HolderInstruction):
     """Notify all living members which versions are to be kept, the stable one first."""
 
     versions: tuple[Version, ...]
@@ -66,28 +71,28 @@ class RetainOnly:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportFailure:
+class ReportFailure(HolderInstruction):
     """Report that a device of the plan died."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class ReportWaiting:
+class ReportWaiting(HolderInstruction):
     """Report for which devices the job waits."""
 
     devices: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class GrantLeave:
+class GrantLeave(HolderInstruction):
     """A device that wanted to leave may: nothing depends on it any more."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class DenyLeave:
+class DenyLeave(HolderInstruction):
     """Deny the leave of a device, with the reason."""
 
     device: str
@@ -95,14 +100,14 @@ class DenyLeave:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectWeights:
+class CollectWeights(HolderInstruction):
     """Read the weights from the devices that have them."""
 
     placed: Placement
 
 
 @dataclass(frozen=True, slots=True)
-class PartEnds:
+class PartEnds(HolderInstruction):
     """Report that units [first, end) have ended these devices; and end the job."""
 
     first: int
@@ -111,25 +116,8 @@ class PartEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class StopJob:
+class StopJob(HolderInstruction):
     """End it. `reason` None = it is done; else the user's message."""
 
     reason: str | None = None
     lost: StateLost | None = None
-
-
-HolderInstruction: TypeAlias = (
-    StopRounds
-    | DrainRounds
-    | WriteJournal
-    | AskCoordinator
-    | BeginGeneration
-    | RetainOnly
-    | ReportFailure
-    | ReportWaiting
-    | GrantLeave
-    | DenyLeave
-    | CollectWeights
-    | PartEnds
-    | StopJob
-)

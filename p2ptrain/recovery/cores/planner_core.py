@@ -12,73 +12,78 @@ time (seconds of any monotonic clock), carry out what it returns.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from p2ptrain.recovery.recovery_settings import HOME, Patience
 
 _NEVER = float("inf")
 
 
+class PlannerEvent:
+    """What becomes of a question."""
+
+    __slots__ = ()
+
+
+class PlannerInstruction:
+    """What is to be done for it."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class PlanAnswered:
+class PlanAnswered(PlannerEvent):
     """The coordinator's answer is what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
-class Useless:
+class Useless(PlannerEvent):
     """It is something else; `why` is for the user, after the device's name."""
 
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class NoAnswer:
+class NoAnswer(PlannerEvent):
     """There will be none, and it is not to blame: the link ended."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sign:
+class Sign(PlannerEvent):
     """It works on the question, as it says; or not, or says nothing."""
 
     works: bool
 
 
 @dataclass(frozen=True, slots=True)
-class FoundHere:
+class FoundHere(PlannerEvent):
     """The holder has a plan of its own, or knows that there is none."""
 
 
-PlannerEvent: TypeAlias = PlanAnswered | Useless | NoAnswer | Sign | FoundHere
-
-
 @dataclass(frozen=True, slots=True)
-class AskPlanner:
+class AskPlanner(PlannerInstruction):
     """Ask `device`; say `PlanAnswered`, `Useless` or `NoAnswer`."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class AskForSign:
+class AskForSign(PlannerInstruction):
     """Ask `device` whether it works on that; say `Sign`."""
 
     device: str
 
 
 @dataclass(frozen=True, slots=True)
-class PlanHere:
+class PlanHere(PlannerInstruction):
     """Begin; say `FoundHere`."""
 
 
 @dataclass(frozen=True, slots=True)
-class PassOver:
+class PassOver(PlannerInstruction):
     """`device` is not to be asked for a while."""
 
     device: str
     why: str
-
-
-PlannerInstruction: TypeAlias = AskPlanner | AskForSign | PlanHere | PassOver
 
 
 class PlannerCore:

@@ -30,6 +30,7 @@ from p2ptrain.recovery.choose_version import (
 from p2ptrain.recovery.cores.liveness import fully_linked
 from p2ptrain.recovery.cores.reconfigure_events import (
     AskStateReport,
+    AttemptEvent,
     ChangeEvent,
     ChangeInstruction,
     DeviceReady,
@@ -124,9 +125,7 @@ class ChangeCore:
         out, self._out = self._out, []
         return out
 
-    def _on_answer(
-        self, event: StateReported | StateReportFailed | PlanMade | PlanFailed | DeviceReady
-    ) -> None:
+    def _on_answer(self, event: AttemptEvent) -> None:
         match event:
             case StateReported(_, inventory):
                 self._reports[inventory.device] = self._believed(inventory)

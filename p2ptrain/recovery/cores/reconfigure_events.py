@@ -17,43 +17,51 @@ from p2ptrain.recovery.state_report import StateReport
 
 
 @dataclass(frozen=True, slots=True)
-class StateReported:
-    """A device's answer."""
+class AttemptEvent:
+    """What becomes of the attempt with that number."""
 
     epoch: int
+
+
+class OwnChangeInstruction:
+    """What is to be done for an attempt."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StateReported(AttemptEvent):
+    """A device's answer."""
+
     inventory: StateReport
 
 
 @dataclass(frozen=True, slots=True)
-class StateReportFailed:
+class StateReportFailed(AttemptEvent):
     """A device does not answer, or refuses."""
 
-    epoch: int
     device: str
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class PlanMade:
+class PlanMade(AttemptEvent):
     """The planner's answer."""
 
-    epoch: int
     stages: tuple[PlacedStage, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PlanFailed:
+class PlanFailed(AttemptEvent):
     """No plan fits; `reason` is for the user."""
 
-    epoch: int
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceReady:
+class DeviceReady(AttemptEvent):
     """A device is ready, or says what was in the way."""
 
-    epoch: int
     device: str
     trouble: PrepareFailed | None = None
 
@@ -65,13 +73,8 @@ class MemberGone:
     device: str
 
 
-ChangeEvent: TypeAlias = (
-    StateReported | StateReportFailed | PlanMade | PlanFailed | DeviceReady | MemberGone
-)
-
-
 @dataclass(frozen=True, slots=True)
-class AskStateReport:
+class AskStateReport(OwnChangeInstruction):
     """Ask `device`; where they are given, it applies `forward` or does `rebuild` first."""
 
     device: str
@@ -81,7 +84,7 @@ class AskStateReport:
 
 
 @dataclass(frozen=True, slots=True)
-class GatherUnits:
+class GatherUnits(OwnChangeInstruction):
     """Have `device` fetch every unit and build nothing; say `DeviceReady`.
 
     Attributes:
@@ -94,7 +97,7 @@ class GatherUnits:
 
 
 @dataclass(frozen=True, slots=True)
-class MakePlan:
+class MakePlan(OwnChangeInstruction):
     """Plan for these devices, in the background; say `PlanMade`.
 
     Attributes:
@@ -112,7 +115,7 @@ class MakePlan:
 
 
 @dataclass(frozen=True, slots=True)
-class PrepareDevice:
+class PrepareDevice(OwnChangeInstruction):
     """Have `device` fetch and build."""
 
     device: str
@@ -121,7 +124,7 @@ class PrepareDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochReady:
+class EpochReady(OwnChangeInstruction):
     """Every device of the plan is ready."""
 
     number: int
@@ -129,6 +132,6 @@ class EpochReady:
     choice: VersionChoice
 
 
-ChangeInstruction: TypeAlias = (
-    AskStateReport | GatherUnits | MakePlan | PrepareDevice | EpochReady | ReconfigureFailure
-)
+ChangeEvent: TypeAlias = AttemptEvent | MemberGone
+
+ChangeInstruction: TypeAlias = OwnChangeInstruction | ReconfigureFailure

@@ -108,39 +108,23 @@ class WorkerCore:
                 self._on_stopped(held)
             case worker_events.PrepareAsked():
                 self._on_prepare(event)
-            case (
-                worker_events.PartFetched()
-                | worker_events.Fetched()
-                | worker_events.Built()
-                | worker_events.PrepareFailed()
-            ):
+            case worker_events.AboutPreparation():
                 self._on_preparation(event)
             case worker_events.BeginReceived(peer, epoch):
                 self._on_begin(peer, epoch)
             case worker_events.RoundOrdered():
                 self._on_order(event)
-            case (
-                worker_events.GradientsReady()
-                | worker_events.Applied()
-                | worker_events.UpdateTorn()
-            ):
+            case worker_events.AboutSeat():
                 self._on_seat(event)
             case worker_events.CommitReceived():
                 self._on_commit(event)
-            case (
-                worker_events.SnapshotTaken()
-                | worker_events.SnapshotFailed()
-                | worker_events.OfferReceived()
-                | worker_events.SnapshotCollected()
-            ):
-                self._on_copies(event)
-            case worker_events.RetainReceived() | worker_events.BackupPeerAssigned():
+            case worker_events.AboutCopies():
                 self._on_copies(event)
             case worker_events.SnapshotDamaged(holding):
                 self._copies.discard(holding)
             case worker_events.HolderChanged(state):
                 self._on_holder(state)
-            case worker_events.LinkEnded() | worker_events.LinkStarted():
+            case worker_events.AboutLinks():
                 self._on_link(event)
             case _:
                 raise InternalError(f"a device has no rule for {type(event).__name__}")
@@ -378,9 +362,7 @@ class WorkerCore:
             worker_instructions.ApplyUpdate(commit.epoch, version, commit.coefficient, keep)
         )
 
-    def _on_seat(
-        self, event: worker_events.GradientsReady | worker_events.Applied | worker_events.UpdateTorn
-    ) -> None:
+    def _on_seat(self, event: worker_events.AboutSeat) -> None:
         running = self.running
         if running is None or event.epoch != running.epoch:
             return

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TypeAlias
 
+from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.state_report import StateEntry
 from p2ptrain.recovery.version import Version
-
-Coefficient: TypeAlias = tuple[float, str]
-"""What clipping multiplies gradients with, and its dtype."""
 
 
 class HolderState(StrEnum):
@@ -27,8 +24,42 @@ class HolderState(StrEnum):
     """It says that the job is over."""
 
 
+class DeviceEvent:
+    """What happens to a device."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class StateReportAsked:
+class AboutPreparation(DeviceEvent):
+    """What becomes of the preparation of `epoch`."""
+
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class AboutSeat(DeviceEvent):
+    """What becomes of the stage that begins with unit `first`."""
+
+    epoch: int
+    first: int
+
+
+class AboutCopies(DeviceEvent):
+    """What becomes of copies, or shall."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True, slots=True)
+class AboutLinks(DeviceEvent):
+    """What becomes of the link to `peer`."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class StateReportAsked(DeviceEvent):
     """The holder `peer` wants this device to stop, and to say what is here.
 
     Attributes:
@@ -47,7 +78,7 @@ class StateReportAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class RebuildDone:
+class RebuildDone(DeviceEvent):
     """What was asked for with an inventory is here now, or could not be made.
 
     Attributes:
@@ -60,7 +91,7 @@ class RebuildDone:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationStopped:
+class GenerationStopped(DeviceEvent):
     """Nothing of the old generation runs any more, in no thread.
 
     Attributes:
@@ -71,7 +102,7 @@ class GenerationStopped:
 
 
 @dataclass(frozen=True, slots=True)
-class PrepareAsked:
+class PrepareAsked(DeviceEvent):
     """Fetch and build the own part of `placed`."""
 
     request: int
@@ -81,31 +112,26 @@ class PrepareAsked:
 
 
 @dataclass(frozen=True, slots=True)
-class PartFetched:
+class PartFetched(AboutPreparation):
     """Units [first, end) arrived whole, for `epoch`."""
 
-    epoch: int
     first: int
     end: int
     version: Version
 
 
 @dataclass(frozen=True, slots=True)
-class Fetched:
+class Fetched(AboutPreparation):
     """Everything arrived."""
 
-    epoch: int
-
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class Built(AboutPreparation):
     """The stages stand."""
 
-    epoch: int
-
 
 @dataclass(frozen=True, slots=True)
-class PrepareFailed:
+class PrepareFailed(AboutPreparation):
     """It will not stand.
 
     Attributes:
@@ -114,7 +140,6 @@ class PrepareFailed:
         is_link: only the link to it ended.
     """
 
-    epoch: int
     reason: str
     source: str | None = None
     memory_bytes: int | None = None
@@ -122,7 +147,7 @@ class PrepareFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class BeginReceived:
+class BeginReceived(DeviceEvent):
     """The holder says that `epoch` is in force."""
 
     peer: str
@@ -130,7 +155,7 @@ class BeginReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class RoundOrdered:
+class RoundOrdered(DeviceEvent):
     """The holder orders the round that turns version `step` into the next.
 
     Attributes:
@@ -148,16 +173,14 @@ class RoundOrdered:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientsReady:
+class GradientsReady(AboutSeat):
     """The gradients of the stage that begins with unit `first` are complete for that step."""
 
-    epoch: int
-    first: int
     step: int
 
 
 @dataclass(frozen=True, slots=True)
-class CommitReceived:
+class CommitReceived(DeviceEvent):
     """The holder has decided that the update of `step` counts."""
 
     peer: str
@@ -167,25 +190,20 @@ class CommitReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class Applied:
+class Applied(AboutSeat):
     """The stage that begins with unit `first` is at `version`."""
 
-    epoch: int
-    first: int
     version: Version
     coefficient: Coefficient | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateTorn:
+class UpdateTorn(AboutSeat):
     """An update failed half-way: the stage that begins with unit `first` is of no use any more."""
-
-    epoch: int
-    first: int
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotTaken:
+class SnapshotTaken(AboutCopies):
     """A copy of units [first, end) at `version` stands."""
 
     first: int
@@ -194,7 +212,7 @@ class SnapshotTaken:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotFailed:
+class SnapshotFailed(AboutCopies):
     """A copy of units [first, end) at `version` could not be had: an own one, or one offered."""
 
     epoch: int
@@ -205,7 +223,7 @@ class SnapshotFailed:
 
 
 @dataclass(frozen=True, slots=True)
-class BackupPeerAssigned:
+class BackupPeerAssigned(AboutCopies):
     """The holder has the copies of units [first, end) kept by `keeper` from `version` on."""
 
     peer: str
@@ -217,7 +235,7 @@ class BackupPeerAssigned:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferReceived:
+class OfferReceived(AboutCopies):
     """`peer` has a copy of units [first, end) to be kept here."""
 
     peer: str
@@ -228,7 +246,7 @@ class OfferReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotCollected:
+class SnapshotCollected(AboutCopies):
     """All of what was offered arrived, and every digest fits."""
 
     epoch: int
@@ -238,7 +256,7 @@ class SnapshotCollected:
 
 
 @dataclass(frozen=True, slots=True)
-class RetainReceived:
+class RetainReceived(AboutCopies):
     """The holder names the versions that are to be kept."""
 
     peer: str
@@ -246,69 +264,24 @@ class RetainReceived:
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotDamaged:
+class SnapshotDamaged(DeviceEvent):
     """A copy does not fit its checksums any more; it has been freed."""
 
     holding: StateEntry
 
 
 @dataclass(frozen=True, slots=True)
-class HolderChanged:
+class HolderChanged(DeviceEvent):
     """What became of the holder, or of its job."""
 
     state: HolderState
 
 
 @dataclass(frozen=True, slots=True)
-class LinkEnded:
+class LinkEnded(AboutLinks):
     """The link to `peer` broke: what was queued on it is lost."""
-
-    peer: str
 
 
 @dataclass(frozen=True, slots=True)
-class LinkStarted:
+class LinkStarted(AboutLinks):
     """There is a link to `peer`, perhaps again."""
-
-    peer: str
-
-
-AboutPreparation: TypeAlias = PartFetched | Fetched | Built | PrepareFailed
-
-AboutCopies: TypeAlias = (
-    SnapshotTaken
-    | OfferReceived
-    | SnapshotCollected
-    | RetainReceived
-    | SnapshotFailed
-    | BackupPeerAssigned
-)
-
-AboutLinks: TypeAlias = LinkEnded | LinkStarted
-
-DeviceEvent: TypeAlias = (
-    StateReportAsked
-    | RebuildDone
-    | GenerationStopped
-    | PrepareAsked
-    | PartFetched
-    | Fetched
-    | Built
-    | PrepareFailed
-    | BeginReceived
-    | RoundOrdered
-    | GradientsReady
-    | CommitReceived
-    | Applied
-    | UpdateTorn
-    | SnapshotTaken
-    | SnapshotFailed
-    | BackupPeerAssigned
-    | OfferReceived
-    | SnapshotCollected
-    | RetainReceived
-    | SnapshotDamaged
-    | HolderChanged
-    | LinkEnded
-    | LinkStarted
-)

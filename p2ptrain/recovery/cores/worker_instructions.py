@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeAlias
 
-from p2ptrain.recovery.cores.worker_events import Coefficient, PrepareFailed
+from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.cores.worker_events import PrepareFailed
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
@@ -13,8 +13,20 @@ from p2ptrain.recovery.state_report import StateEntry
 from p2ptrain.recovery.version import Version
 
 
+class DeviceInstruction:
+    """What a device is to do."""
+
+    __slots__ = ()
+
+
+class CopyInstruction(DeviceInstruction):
+    """What is to be done with copies."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class AnswerStateReport:
+class AnswerStateReport(DeviceInstruction):
     """Report to `peer` what is here; the shell adds budgets, speeds and links."""
 
     request: int
@@ -24,7 +36,7 @@ class AnswerStateReport:
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerReady:
+class AnswerReady(DeviceInstruction):
     """Report to `peer` that its preparation stands, or what was in the way."""
 
     request: int
@@ -34,7 +46,7 @@ class AnswerReady:
 
 
 @dataclass(frozen=True, slots=True)
-class RefuseCommand:
+class RefuseCommand(DeviceInstruction):
     """Refuse a command of `peer`."""
 
     request: int
@@ -43,14 +55,14 @@ class RefuseCommand:
 
 
 @dataclass(frozen=True, slots=True)
-class StopStages:
+class StopStages(DeviceInstruction):
     """Cancel the generation's runners and copies, wait for what has begun, then say `Stopped`."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class RebuildStage:
+class RebuildStage(DeviceInstruction):
     """Do it, then say `RebuildDone` with that request."""
 
     request: int
@@ -58,12 +70,12 @@ class RebuildStage:
 
 
 @dataclass(frozen=True, slots=True)
-class CancelRebuild:
+class CancelRebuild(DeviceInstruction):
     """That is not wanted any more."""
 
 
 @dataclass(frozen=True, slots=True)
-class FetchParts:
+class FetchParts(DeviceInstruction):
     """Fetch, from this device's own memory where that is the peer; say `Fetched`."""
 
     epoch: int
@@ -72,28 +84,28 @@ class FetchParts:
 
 
 @dataclass(frozen=True, slots=True)
-class BuildStages:
+class BuildStages(DeviceInstruction):
     """Build the stages from what was fetched; say `Built`."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class CancelPrepare:
+class CancelPrepare(DeviceInstruction):
     """Stop fetching and building for `epoch`; what arrived whole stays."""
 
     epoch: int
 
 
 @dataclass(frozen=True, slots=True)
-class StartStages:
+class StartStages(DeviceInstruction):
     """The prepared stages take the place of the old ones."""
 
     placed: Placement
 
 
 @dataclass(frozen=True, slots=True)
-class QueueRound:
+class QueueRound(DeviceInstruction):
     """Do this round after those before it."""
 
     epoch: int
@@ -102,7 +114,7 @@ class QueueRound:
 
 
 @dataclass(frozen=True, slots=True)
-class ApplyUpdate:
+class ApplyUpdate(DeviceInstruction):
     """Apply the update that gives `version` wherever its gradients are ready; report `Applied`.
 
     Attributes:
@@ -116,7 +128,7 @@ class ApplyUpdate:
 
 
 @dataclass(frozen=True, slots=True)
-class TakeSnapshot:
+class TakeSnapshot(CopyInstruction):
     """Copy the state of all own stages, which are at `version`; report `SnapshotTaken` of each."""
 
     epoch: int
@@ -124,7 +136,7 @@ class TakeSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class OfferSnapshot:
+class OfferSnapshot(CopyInstruction):
     """Offer a copy to its backup peer."""
 
     keeper: str
@@ -135,7 +147,7 @@ class OfferSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class CollectSnapshot:
+class CollectSnapshot(CopyInstruction):
     """Read a copy from its owner; say `SnapshotCollected`."""
 
     owner: str
@@ -146,14 +158,14 @@ class CollectSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class DropState:
+class DropState(DeviceInstruction):
     """Free these holdings."""
 
     holdings: tuple[StateEntry, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class ReportSnapshot:
+class ReportSnapshot(CopyInstruction):
     """Report to the holder that a copy is whole here, or why it is not.
 
     Of another's stage where this device keeps it, of its own where no other does.
@@ -168,7 +180,7 @@ class ReportSnapshot:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportLink:
+class ReportLink(DeviceInstruction):
     """Report to the holder that the link to `peer`, which this generation needs, broke, or is
     back."""
 
@@ -179,36 +191,12 @@ class ReportLink:
 
 
 @dataclass(frozen=True, slots=True)
-class ReportOrphaned:
+class ReportOrphaned(DeviceInstruction):
     """Report that the job stands still until `holder` is back."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
-class ReleaseJob:
+class ReleaseJob(DeviceInstruction):
     """The job is over: free all of it."""
-
-
-DeviceInstruction: TypeAlias = (
-    AnswerStateReport
-    | AnswerReady
-    | RefuseCommand
-    | StopStages
-    | RebuildStage
-    | CancelRebuild
-    | FetchParts
-    | BuildStages
-    | CancelPrepare
-    | StartStages
-    | QueueRound
-    | ApplyUpdate
-    | TakeSnapshot
-    | OfferSnapshot
-    | CollectSnapshot
-    | DropState
-    | ReportSnapshot
-    | ReportLink
-    | ReportOrphaned
-    | ReleaseJob
-)

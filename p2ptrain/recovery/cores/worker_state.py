@@ -9,7 +9,7 @@ import dataclasses
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from p2ptrain.recovery.cores.worker_events import Applied, GradientsReady, UpdateTorn
+from p2ptrain.recovery.cores.worker_events import AboutSeat, Applied, GradientsReady, UpdateTorn
 from p2ptrain.recovery.cores.worker_instructions import (
     DeviceInstruction,
     DropState,
@@ -71,7 +71,7 @@ class TrainedStages:
             self._held[first] = dataclasses.replace(holding, ready=None)
         return True
 
-    def note(self, event: GradientsReady | Applied | UpdateTorn, *, is_running: bool) -> bool:
+    def note(self, event: AboutSeat, *, is_running: bool) -> bool:
         """What became of one; returns whether there is such a stage."""
         holding = self._held.get(event.first)
         if holding is None:
