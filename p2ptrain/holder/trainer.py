@@ -93,7 +93,7 @@ WAITED_SECONDS = 3.0
 """For a read or a callback, until it is said to others."""
 
 
-class _Sizes(Exception):  # it is no error
+class _OtherSizes(Exception):  # it is no error
     """The model is to be captured again: a size differs that did not so far.
 
     Args:
@@ -228,13 +228,13 @@ class JobTrainer:
 
     async def _run(self) -> None:
         """Capture the job and train it; from where it is once more if sizes begin to differ."""
-        sizes: _Sizes | None = None
+        sizes: _OtherSizes | None = None
         while True:
             self._epoch = None
             try:
                 await self._run_captured(None if sizes is None else sizes.again)
                 return
-            except _Sizes as found:
+            except _OtherSizes as found:
                 step = found.again.checkpoint.progress.step
                 if found.which.batch is None:
                     raise self._of_one_size(found, None) from None
@@ -245,7 +245,7 @@ class JobTrainer:
                     raise
                 raise self._of_one_size(sizes, error) from error
 
-    def _of_one_size(self, sizes: _Sizes, error: UserError | None) -> UserError:
+    def _of_one_size(self, sizes: _OtherSizes, error: UserError | None) -> UserError:
         """Why the job ends before a batch, and where its weights are."""
         progress, words = sizes.again.checkpoint.progress, str(sizes.which)
         sizes.prepared.captured.load_state(sizes.again.checkpoint.model)
@@ -598,11 +598,11 @@ class JobTrainer:
             await asyncio.get_running_loop().create_future()  # until it is cancelled
         return is_done
 
-    async def _captured_again(self, epoch: HolderGeneration, which: NewSize) -> _Sizes:
+    async def _captured_again(self, epoch: HolderGeneration, which: NewSize) -> _OtherSizes:
         point = await self._weights.checkpoint(epoch, self._reports.reported.step)
         batches = self._news if which.batch is None else (*self._news, which.batch)
         again = CapturedAgain(point, batches, epoch.assignment.key.epoch + 1)
-        return _Sizes(which, self._prepared, again)
+        return _OtherSizes(which, self._prepared, again)
 
     async def _note_stop(self) -> None:
         if self._callbacks.stopped_at is not None:
