@@ -27,7 +27,7 @@ from playwright.async_api import Browser, async_playwright, expect
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from p2ptrain.cli.ask_member import state_of
+from p2ptrain.cli.commands.member_commands import state_of
 from p2ptrain.cli.screen import Space, whole
 from p2ptrain.control.client import ControlClient
 from p2ptrain.demo.household import HouseholdPlan, train_together

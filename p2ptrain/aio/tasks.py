@@ -4,14 +4,14 @@
 timers may still come during shutdown, where a task group would raise into them; a closed scope
 silently starts no more tasks. `TaskOwner` owns tasks that one object starts and ends with itself.
 `task_scope` is for work within one `async with`: a task group that raises one error instead of a
-group of them.
+group of them. `end_program` is for children that are programs.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -170,3 +170,25 @@ def first_error(failures: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+async def end_program(
+    process: asyncio.subprocess.Process,
+    within_seconds: float,
+    ended: Callable[[], Awaitable[object]] | None = None,
+) -> None:
+    """Ask a program to leave, and kill it if it has not left in time.
+
+    Args:
+        ended: waits for its end; by default what it still says is thrown away.
+    """
+    wait = ended or process.communicate
+    with suppress(ProcessLookupError):
+        process.terminate()
+    try:
+        async with asyncio.timeout(within_seconds):
+            await wait()
+    except TimeoutError:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await wait()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from time import monotonic
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from p2ptrain import events
 from p2ptrain.aio.tasks import TaskOwner
@@ -36,6 +36,7 @@ from p2ptrain.manners.settings import Manners
 
 if TYPE_CHECKING:
     from p2ptrain.api.device_services import DeviceServices
+    from p2ptrain.mesh.network_mesh import NetworkMesh
 
 log = get_logger(__name__)
 
@@ -67,17 +68,6 @@ class KeeperSettings:
     minute: Callable[[], float] = minute_of_day
 
 
-class Described(Protocol):
-    """The mesh of this device."""
-
-    @property
-    def name(self) -> str:
-        """This device's."""
-
-    def describe(self, info: Mapping[str, int | float | str]) -> None:
-        """What this device says of itself from now on."""
-
-
 class MannersKeeper:
     """One a member; `run` it once the member has joined.
 
@@ -89,7 +79,7 @@ class MannersKeeper:
 
     def __init__(
         self,
-        mesh: Described,
+        mesh: NetworkMesh,
         member: DeviceServices,
         manners: Manners,
         read: ReadDevice,

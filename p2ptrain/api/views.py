@@ -6,7 +6,6 @@ Each is also a mapping with the keys of its JSON, as which these answers began.
 from __future__ import annotations
 
 import dataclasses
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,9 +20,9 @@ _SAID = ("role", "version", "threads", "memory_bytes", "device")
 class TypedAnswer(Mapping[str, Any]):
     """Attributes for programs; a mapping for those who knew it as one."""
 
-    @abstractmethod
     def to_json(self) -> dict[str, Any]:
         """As `--json` prints it."""
+        return dataclasses.asdict(self)  # type: ignore[call-overload, no-any-return]
 
     def __getitem__(self, key: str) -> Any:
         return self.to_json()[key]
@@ -118,9 +117,6 @@ class CoordinatorStatus(TypedAnswer):
     id: str
     term: int
 
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 @dataclass(frozen=True, eq=False)
 class CutOffDevice(TypedAnswer):
@@ -129,9 +125,6 @@ class CutOffDevice(TypedAnswer):
     name: str
     id: str
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,10 +178,7 @@ class NodeStatus(TypedAnswer):
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "name": self.name,
-            "id": self.id,
-            "address": self.address,
-            "port": self.port,
+            **vars(self),
             "members": [member.to_json() for member in self.members],
             "coordinator": None if self.coordinator is None else self.coordinator.to_json(),
             "cut_off": [device.to_json() for device in self.cut_off],
@@ -199,9 +189,6 @@ class NodeStatus(TypedAnswer):
 @dataclass(frozen=True, eq=False)
 class DeviceStatus(TypedAnswer, DeviceSummary):
     """A trusted device."""
-
-    def to_json(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,8 +6,10 @@ A value that is not exactly understood is wrong usage. Shared options read the s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -75,20 +77,25 @@ def threads(text: str) -> int:
     return int(text)
 
 
+@contextlib.contextmanager
+def _as_usage(before: str = "") -> Iterator[None]:
+    """An option that is refused is wrong usage; `before` its words stands what."""
+    try:
+        yield
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f"{before}{error}") from error
+
+
 def one_device(text: str) -> str:
     """What to compute on, alone."""
-    try:
+    with _as_usage():
         return str(read_request(text))
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def devices(text: str) -> tuple[str, ...]:
     """What to compute on; more than one: each by a member of its own."""
-    try:
+    with _as_usage():
         return tuple(map(str, read_requests(text)))
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def two_counts(text: str) -> tuple[int, int]:
@@ -135,10 +142,8 @@ def degrees(text: str) -> float:
 
 def quiet_hours(text: str) -> QuietHours:
     """Two times of day."""
-    try:
+    with _as_usage():
         return QuietHours.parse(text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def port(text: str) -> int:
@@ -152,28 +157,22 @@ def code(text: str) -> str:
     """A pairing code: eight digits, without the spaces and dashes users write, or "-" alone."""
     if text == PROMPT:
         return text
-    try:
+    with _as_usage(f"{text!r}: "):
         return normalised_code(text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 
 
 def name(text: str) -> str:
     """A device's name."""
-    try:
+    with _as_usage():
         return checked_name(text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def peer(text: str) -> str:
     """HOST or HOST:PORT; an IPv6 address with a port stands in brackets."""
     from p2ptrain.mesh.config import parse_peer  # here: it loads the mesh, which --help need not
 
-    try:
+    with _as_usage():
         parse_peer(text)
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
     return text
 
 

@@ -18,18 +18,14 @@ from p2ptrain._version import __version__
 from p2ptrain.cli import startup
 from p2ptrain.cli.commands import (
     demo,
-    devices,
     doctor,
-    explain,
-    invite,
     join,
+    member_commands,
     page,
     plan,
     profile,
-    remove,
     service,
     simulate,
-    status,
     top,
     train,
 )
@@ -39,9 +35,12 @@ from p2ptrain.errors import DeviceUnusable, PeerError, UserError, callback_note
 
 _OWN = Path(__file__).resolve().parent.parent
 
-_COMMANDS = (
-    *(join, train, status, top, explain, page, invite, devices, remove, service),
-    *(profile, plan, simulate, demo, doctor),
+_ADDS = (
+    *(join.add_parser, train.add_parser, member_commands.add_status, top.add_parser),
+    *(member_commands.add_explain, page.add_parser, member_commands.add_invite),
+    *(member_commands.add_devices, member_commands.add_remove, service.add_parser),
+    *(profile.add_parser, plan.add_parser, simulate.add_parser, demo.add_parser),
+    doctor.add_parser,
 )
 
 
@@ -86,8 +85,8 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"p2ptrain {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for command in _COMMANDS:
-        command.add_parser(commands)
+    for add in _ADDS:
+        add(commands)
     return parser
 
 

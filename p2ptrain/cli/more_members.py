@@ -19,10 +19,10 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from p2ptrain import events
+from p2ptrain.aio.tasks import end_program
 from p2ptrain.cli import pairing_code
 from p2ptrain.cli.output import Output
 from p2ptrain.control.lease import NodeOptions
@@ -73,12 +73,7 @@ class MoreMembers:
             self._tasks.append(asyncio.create_task(keeping, name=f"member on {device}"))
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -143,7 +138,7 @@ class MoreMembers:
             await self._forward(device, child)
             return await child.wait()
         finally:
-            await _ended(child)
+            await end_program(child, LEAVE_SECONDS)
 
     def _arguments(self, device: str, number: int, folder: Path, peer: str) -> list[str]:
         options = self._options
@@ -205,16 +200,3 @@ def end_with_stdin(stop: asyncio.Event) -> None:
             loop.call_soon_threadsafe(stop.set)
 
     threading.Thread(target=wait, name="stdin", daemon=True).start()
-
-
-async def _ended(child: asyncio.subprocess.Process) -> None:
-    """Ask it to leave, and kill it if it does not."""
-    with contextlib.suppress(ProcessLookupError):
-        child.terminate()
-    try:
-        async with asyncio.timeout(LEAVE_SECONDS):
-            await child.communicate()
-    except TimeoutError:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()

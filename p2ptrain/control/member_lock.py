@@ -14,7 +14,6 @@ import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Annotated, Self
 
 from p2ptrain.errors import UserError
@@ -100,12 +99,7 @@ class FolderLock:
                 raise
             raise FolderBusy(_holder(descriptor), self._folder) from None
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """As `release`."""
         self.release()
 

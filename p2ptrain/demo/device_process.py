@@ -13,6 +13,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any
 
 from p2ptrain import events as ev
+from p2ptrain.aio.tasks import end_program
 
 LINE_LIMIT_BYTES = 16 * 1024 * 1024
 """A plan names every parameter of the model on one line."""
@@ -92,13 +93,8 @@ class DeviceProcess:
 
     async def stop(self) -> int:
         """Ask it to leave, kill it if it does not; returns the exit code."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
-        try:
-            async with asyncio.timeout(STOP_SECONDS):
-                return await self.wait()
-        except TimeoutError:
-            return await self.kill()
+        await end_program(self._process, STOP_SECONDS, self.wait)
+        return await self.wait()
 
     async def kill(self) -> int:
         """Kill it, as a power cut would."""

@@ -15,8 +15,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.logs import get_logger
@@ -63,25 +62,6 @@ def all_time() -> float:
     return time.time() if boot is None else time.clock_gettime(boot)
 
 
-class SleepAnnouncer(Protocol):
-    """A system that says when it goes to sleep."""
-
-    async def connect(self, on_sleep: Callable[[bool], None]) -> bool:
-        """Begin; `on_sleep` is called with True before the machine sleeps, with False after it.
-
-        Returns whether it will be.
-        """
-
-    async def hold(self) -> None:
-        """Have the system wait for `release` before it sleeps."""
-
-    def release(self) -> None:
-        """It may sleep."""
-
-    def close(self) -> None:
-        """End."""
-
-
 class SleepWatch:
     """`async with`, around a member's life.
 
@@ -92,7 +72,7 @@ class SleepWatch:
 
     def __init__(
         self,
-        announcer: SleepAnnouncer | None = None,
+        announcer: Logind | None = None,
         times: SleepTimes = SleepTimes(),
         awake_time: Callable[[], float] = time.monotonic,
         all_time: Callable[[], float] = all_time,
@@ -112,12 +92,7 @@ class SleepWatch:
         self._tasks.spawn(self._look(), "watch for sleep")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """End."""
         await self._tasks.cancel()
         self._announcer.release()
@@ -163,7 +138,10 @@ class Logind:
         self._held: int | None = None
 
     async def connect(self, on_sleep: Callable[[bool], None]) -> bool:
-        """See `SleepAnnouncer`."""
+        """Begin; `on_sleep` is called with True before the machine sleeps, with False after it.
+
+        Returns whether it will be.
+        """
         if sys.platform != "linux":
             return False
         try:
@@ -185,21 +163,21 @@ class Logind:
         return True
 
     async def hold(self) -> None:
-        """See `SleepAnnouncer`."""
+        """Have the system wait for `release` before it sleeps."""
         if self._manager is None or self._held is not None:
             return
         why = "leaves the household first"
         self._held = await self._manager.call_inhibit("sleep", "p2ptrain", why, "delay")
 
     def release(self) -> None:
-        """See `SleepAnnouncer`."""
+        """It may sleep."""
         held, self._held = self._held, None
         if held is not None:
             with suppress(OSError):
                 os.close(held)
 
     def close(self) -> None:
-        """See `SleepAnnouncer`."""
+        """End."""
         if self._bus is not None:
             self._bus.disconnect()
 

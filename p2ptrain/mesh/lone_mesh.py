@@ -15,7 +15,7 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
 )
 from p2ptrain.mesh.links.router import Router
-from p2ptrain.net.message import Message, PartsAllocator, Priority
+from p2ptrain.net.message import Message, Priority
 
 
 class LoneMesh:
@@ -33,6 +33,7 @@ class LoneMesh:
         self.route = self.router.route
         self.route_now = self.router.route_now
         self.unroute = self.router.unroute
+        self.call = self.router.call
         self.close = self.router.close
 
     def distrust(self, device_id: str, seconds: float) -> None:
@@ -48,18 +49,6 @@ class LoneMesh:
         """Deliver to this device. Raises LinkClosed for any other."""
         self._check_own(peer_id)
         await self.router.deliver(peer_id, message)
-
-    async def call(
-        self,
-        peer_id: str,
-        message: Message,
-        *,
-        timeout_seconds: float,
-        priority: Priority = Priority.CONTROL,
-        reply_parts: PartsAllocator | None = None,
-    ) -> Message:
-        """Ask this device. Raises LinkClosed for any other."""
-        return await self.router.call(peer_id, message, timeout_seconds, priority, reply_parts)
 
     def link_statistics(self, peer_id: str) -> LinkStatistics | None:
         """There are no links."""

@@ -35,7 +35,6 @@ from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.identity_conflicts import IdentityClash, NameKeeper
 from p2ptrain.mesh.interface import (
     Coordinator,
-    Handler,
     LinkLost,
     LinkSpeed,
     LinkStatistics,
@@ -44,7 +43,6 @@ from p2ptrain.mesh.interface import (
     MemberChanged,
     MemberState,
     MeshEvent,
-    Take,
 )
 from p2ptrain.mesh.links import link_probe
 from p2ptrain.mesh.links.connections import Connections
@@ -59,7 +57,7 @@ from p2ptrain.mesh.trust.pairing_window import normalised_code
 from p2ptrain.mesh.trust.trust_store import TlsContexts, TrustStore
 from p2ptrain.mesh.trust_exchange import TRUST_KIND
 from p2ptrain.net.link.link import Link
-from p2ptrain.net.message import Message, PartsAllocator, Priority
+from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.transport.dial import dial
 from p2ptrain.net.transport.listener import Listener, ListenerHooks
 
@@ -124,6 +122,11 @@ class NetworkMesh:
             lambda peer_id: self.connections.resume(peer_id),
             self._guard.note,
         )
+        self.subscribe = self._watchers.subscribe
+        self.route = self.router.route
+        self.route_now = self.router.route_now
+        self.unroute = self.router.unroute
+        self.call = self.router.call
 
     # Joining and leaving
 
@@ -316,18 +319,6 @@ class NetworkMesh:
             if not self._left:
                 self.membership_driver.describe(info=self._info)
 
-    def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
-        return self._watchers.subscribe(callback)
-
-    def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:
-        self.router.route(kind, handler, parts)
-
-    def route_now(self, kind: str, take: Take, parts: PartsAllocator | None = None) -> None:
-        self.router.route_now(kind, take, parts)
-
-    def unroute(self, kind: str) -> None:
-        self.router.unroute(kind)
-
     async def send(
         self, peer_id: str, message: Message, priority: Priority = Priority.CONTROL
     ) -> None:
@@ -340,17 +331,6 @@ class NetworkMesh:
         if link is None:
             raise LinkClosed(f"there is no link to {self._trust.name(peer_id)} now")
         await link.link.send(message, priority)
-
-    async def call(
-        self,
-        peer_id: str,
-        message: Message,
-        *,
-        timeout_seconds: float,
-        priority: Priority = Priority.CONTROL,
-        reply_parts: PartsAllocator | None = None,
-    ) -> Message:
-        return await self.router.call(peer_id, message, timeout_seconds, priority, reply_parts)
 
     def link_statistics(self, peer_id: str) -> LinkStatistics | None:
         link = self.connections.link(peer_id)

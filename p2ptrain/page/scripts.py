@@ -13,10 +13,9 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
-from p2ptrain.aio.tasks import TaskOwner
+from p2ptrain.aio.tasks import TaskOwner, end_program
 from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.page.state import NoteView
@@ -62,23 +61,11 @@ class AllowedScripts:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Interrupt the one that runs, as Ctrl-C does."""
         process = self._process
         if process is not None and process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                process.terminate()
-            try:
-                async with asyncio.timeout(STOP_SECONDS):
-                    await process.wait()
-            except TimeoutError:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
+            await end_program(process, STOP_SECONDS)
         await self.ended()
 
     async def ended(self) -> None:

@@ -12,8 +12,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from aiohttp import web
 
@@ -29,8 +28,11 @@ from p2ptrain.page.mount import Mount
 from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.sessions import Reach, Sessions
 from p2ptrain.page.site import PageSite
-from p2ptrain.page.source import PageMember, PageSource
+from p2ptrain.page.source import PageSource
 from p2ptrain.page.state import PageState
+
+if TYPE_CHECKING:
+    from p2ptrain.api.node import Node
 
 log = get_logger(__name__)
 
@@ -97,7 +99,7 @@ class PageServer:
     def __init__(
         self,
         folder: Path,
-        member: PageMember,
+        member: Node,
         *,
         source: PageSource | None = None,
         limits: ServerLimits | None = None,
@@ -127,12 +129,7 @@ class PageServer:
             log.warning("page_not_opened", why=str(error), advice="run p2ptrain page again")
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         """Stop listening; browsers come back by themselves when the page does."""
         await self._stop_listening()
         await self._tasks.cancel()

@@ -11,14 +11,13 @@ import contextlib
 import secrets
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from p2ptrain import events
 from p2ptrain._version import __version__
 from p2ptrain.api.job_course import JobCourse
-from p2ptrain.api.steering import Action
-from p2ptrain.api.views import DeviceStatus, NodeStatus
+from p2ptrain.api.views import NodeStatus
 from p2ptrain.console.describe import describe
 from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger
@@ -29,7 +28,9 @@ from p2ptrain.page.sessions import Reach
 from p2ptrain.page.state import NoteView, PageState, Sections
 from p2ptrain.page.stream import StateStream, Watcher
 from p2ptrain.page.view import Seen, page_state
-from p2ptrain.plan.round_picture import RoundPicture
+
+if TYPE_CHECKING:
+    from p2ptrain.api.node import Node
 
 log = get_logger(__name__)
 
@@ -59,41 +60,6 @@ _HOUSEHOLD = (
 """What the job's own notes do not say."""
 
 
-class PageMember(Protocol):
-    """What the page asks of the member; `p2ptrain.Node` is one."""
-
-    def status(self) -> NodeStatus:
-        """Who is here."""
-
-    def devices(self) -> Sequence[DeviceStatus]:
-        """Whom this device trusts."""
-
-    @property
-    def window(self) -> PairingWindow | None:
-        """The pairing window."""
-
-    def events(self) -> AsyncIterator[events.Event]:
-        """What happens from now on."""
-
-    async def course(self) -> JobCourse | None:
-        """Of the job that runs, or of the last one."""
-
-    def invite(self) -> str:
-        """Open the pairing window."""
-
-    async def remove(self, name: str) -> None:
-        """Revoke a device."""
-
-    async def rounds(self) -> RoundPicture | None:
-        """What each device did in the last rounds."""
-
-    async def explain(self) -> Mapping[str, Any]:
-        """What limits the job, and what other households would do of it."""
-
-    async def steer_job(self, run: str, action: Action) -> None:
-        """Pause, go on with or stop a training of the household."""
-
-
 class Shared(Generic[T]):
     """One answer for all browsers that ask at about the same time: each costs the household."""
 
@@ -118,7 +84,7 @@ class PageSource:
 
     def __init__(
         self,
-        member: PageMember,
+        member: Node,
         look_seconds: float = LOOK_SECONDS,
         fresh_seconds: float = FRESH_SECONDS,
         unix: Callable[[], float] = time.time,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Self
+from typing import TYPE_CHECKING, Annotated, Self
 
 from p2ptrain.control.lease import PageAddress
 from p2ptrain.errors import UserError
@@ -15,9 +15,11 @@ from p2ptrain.net.forms import Text
 from p2ptrain.net.write_form import write_form
 from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.server import PageServer
-from p2ptrain.page.source import PageMember
 from p2ptrain.photos.folder import PhotoFolder
 from p2ptrain.photos.routes import PATH, PhotoRoutes
+
+if TYPE_CHECKING:
+    from p2ptrain.api.node import Node
 
 log = get_logger(__name__)
 
@@ -34,9 +36,7 @@ class PhotosFile:
 class PhotoPage(PageServer):
     """The page that also takes pictures, once a folder is chosen; a context."""
 
-    def __init__(
-        self, folder: Path, member: PageMember, scripts: AllowedScripts | None = None
-    ) -> None:
+    def __init__(self, folder: Path, member: Node, scripts: AllowedScripts | None = None) -> None:
         """`folder`: the member's state folder; `scripts`: that browsers here may start."""
         self._routes = PhotoRoutes(lambda: member.status().name)
         self._kept_in = StateFolder(folder)

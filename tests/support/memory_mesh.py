@@ -13,19 +13,17 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import (
     Coordinator,
     CoordinatorChanged,
-    Handler,
     LinkSpeed,
     LinkStatistics,
     Member,
     MemberChanged,
     MemberState,
     MeshEvent,
-    Take,
 )
 from p2ptrain.mesh.links import link_probe
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.net.frame import decode_header, encode_header
-from p2ptrain.net.message import Message, PartsAllocator, Priority
+from p2ptrain.net.message import Message, Priority
 
 log = get_logger(__name__)
 
@@ -75,6 +73,8 @@ class MemoryMesh:
         self, around: Surroundings, self_id: str, name: str, coordinator: Coordinator
     ) -> None:
         self.router = Router(name, self.send)
+        self.route, self.route_now = self.router.route, self.router.route_now
+        self.unroute, self.call = self.router.unroute, self.router.call
         self.seen: dict[str, MemberState] = {}
         self._around = around
         self._name = name
@@ -122,15 +122,6 @@ class MemoryMesh:
         self._callbacks.append(callback)
         return lambda: self._callbacks.remove(callback) if callback in self._callbacks else None
 
-    def route(self, kind: str, handler: Handler, parts: PartsAllocator | None = None) -> None:
-        self.router.route(kind, handler, parts)
-
-    def route_now(self, kind: str, take: Take, parts: PartsAllocator | None = None) -> None:
-        self.router.route_now(kind, take, parts)
-
-    def unroute(self, kind: str) -> None:
-        self.router.unroute(kind)
-
     async def send(
         self, peer_id: str, message: Message, priority: Priority = Priority.CONTROL
     ) -> None:
@@ -143,17 +134,6 @@ class MemoryMesh:
             # Let others run, as waiting for a socket would; handlers would starve without it.
             await asyncio.sleep(0)
             await self._carry(peer_id, message)
-
-    async def call(
-        self,
-        peer_id: str,
-        message: Message,
-        *,
-        timeout_seconds: float,
-        priority: Priority = Priority.CONTROL,
-        reply_parts: PartsAllocator | None = None,
-    ) -> Message:
-        return await self.router.call(peer_id, message, timeout_seconds, priority, reply_parts)
 
     def link_statistics(self, peer_id: str) -> LinkStatistics | None:
         return self._statistics.get(peer_id)

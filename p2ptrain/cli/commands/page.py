@@ -10,7 +10,7 @@ from typing import Any
 
 from p2ptrain.cli import arguments
 from p2ptrain.cli import output as qr
-from p2ptrain.cli.ask_member import ask_member
+from p2ptrain.cli.commands.member_commands import ask_member
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.usage import DONE, UsageError
 

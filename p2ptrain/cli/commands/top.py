@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import arguments
-from p2ptrain.cli.ask_member import ask_member, state_of
+from p2ptrain.cli.commands.member_commands import ask_member, state_of
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.signals import sigterm_interrupts
 from p2ptrain.cli.usage import DONE

@@ -92,7 +92,7 @@ class ProgramAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ProgramCall:
     """A program of the system to run; where `must` is false, a failure changes nothing."""
 
     words: tuple[str, ...]
@@ -109,10 +109,10 @@ class AtBoot:
         by_hand: what to type where that needs a password.
     """
 
-    ask: Step
+    ask: ProgramCall
     is_on: str
-    on: Step
-    off: Step
+    on: ProgramCall
+    off: ProgramCall
     by_hand: str
 
 
@@ -134,7 +134,7 @@ class ServiceManager(Protocol):
     logs: str
     at_boot: AtBoot | None
 
-    def probe(self) -> Step:
+    def probe(self) -> ProgramCall:
         """Succeeds where services of this user can be managed."""
 
     def refusal(self, answer: ProgramAnswer) -> str:
@@ -149,16 +149,16 @@ class ServiceManager(Protocol):
     def program(self, content: bytes) -> str:
         """The Python that the file starts; "" where it does not say."""
 
-    def start(self) -> Sequence[Step]:
+    def start(self) -> Sequence[ProgramCall]:
         """Let the service run, now and from now on; one that runs starts again."""
 
-    def stop(self) -> Sequence[Step]:
+    def stop(self) -> Sequence[ProgramCall]:
         """End it for good, gracefully where the system can."""
 
-    def forget(self) -> Sequence[Step]:
+    def forget(self) -> Sequence[ProgramCall]:
         """After its file is gone."""
 
-    def look(self) -> Sequence[Step]:
+    def look(self) -> Sequence[ProgramCall]:
         """What `seen` reads."""
 
     def seen(self, answers: Sequence[ProgramAnswer]) -> ServiceView:

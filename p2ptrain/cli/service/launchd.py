@@ -14,10 +14,10 @@ from p2ptrain.cli.service.definition import (
     Account,
     AtBoot,
     ProgramAnswer,
+    ProgramCall,
     Service,
     ServiceView,
     State,
-    Step,
     writable,
 )
 
@@ -39,9 +39,9 @@ class Launchd:
         self.others: tuple[Path, ...] = (self._log,)
         self.logs = f"tail -f '{self._log}'"
 
-    def probe(self) -> Step:
+    def probe(self) -> ProgramCall:
         """Ask for the user's domain."""
-        return Step(("launchctl", "print", self._domain))
+        return ProgramCall(("launchctl", "print", self._domain))
 
     def refusal(self, answer: ProgramAnswer) -> str:
         """No launchd, or no user has logged in."""
@@ -80,23 +80,23 @@ class Launchd:
         except (plistlib.InvalidFileException, ExpatError, ValueError, LookupError, TypeError):
             return ""  # it has been changed by hand
 
-    def start(self) -> Sequence[Step]:
+    def start(self) -> Sequence[ProgramCall]:
         """Load the agent, which starts it."""
-        load = Step(("launchctl", "bootstrap", self._domain, str(self.file)))
-        return *self.stop(), Step(("launchctl", "enable", self._target)), load
+        load = ProgramCall(("launchctl", "bootstrap", self._domain, str(self.file)))
+        return *self.stop(), ProgramCall(("launchctl", "enable", self._target)), load
 
-    def stop(self) -> Sequence[Step]:
+    def stop(self) -> Sequence[ProgramCall]:
         """SIGTERM, and unload it."""
-        return (Step(("launchctl", "bootout", self._target), must=False),)
+        return (ProgramCall(("launchctl", "bootout", self._target), must=False),)
 
-    def forget(self) -> Sequence[Step]:
+    def forget(self) -> Sequence[ProgramCall]:
         """Nothing is left."""
         return ()
 
-    def look(self) -> Sequence[Step]:
+    def look(self) -> Sequence[ProgramCall]:
         """The agent as launchd has it, and the end of its log."""
-        last = Step(("tail", "-n", "1", str(self._log)), must=False)
-        return Step(("launchctl", "print", self._target), must=False), last
+        last = ProgramCall(("tail", "-n", "1", str(self._log)), must=False)
+        return ProgramCall(("launchctl", "print", self._target), must=False), last
 
     def seen(self, answers: Sequence[ProgramAnswer]) -> ServiceView:
         """From launchd's text for people: its first `state =` and `last exit code =`."""

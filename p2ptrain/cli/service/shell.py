@@ -13,11 +13,11 @@ from p2ptrain.cli.service.definition import (
     LEAVE_SECONDS,
     AtBoot,
     ProgramAnswer,
+    ProgramCall,
     Service,
     ServiceManager,
     ServiceView,
     State,
-    Step,
 )
 from p2ptrain.errors import UserError
 from p2ptrain.files import replace_file
@@ -132,7 +132,7 @@ class ServiceShell:
     def _seen(self) -> ServiceView:
         return self._manager.seen([self._run(step.words) for step in self._manager.look()])
 
-    def _do(self, steps: Sequence[Step]) -> None:
+    def _do(self, steps: Sequence[ProgramCall]) -> None:
         for step in steps:
             answer = self._run(step.words)
             if step.must and answer.code != 0:

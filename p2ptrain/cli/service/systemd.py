@@ -17,10 +17,10 @@ from p2ptrain.cli.service.definition import (
     Account,
     AtBoot,
     ProgramAnswer,
+    ProgramCall,
     Service,
     ServiceView,
     State,
-    Step,
     writable,
 )
 
@@ -77,14 +77,16 @@ class Systemd:
         self.file = account.config / "systemd" / "user" / self._unit
         self.logs = f"journalctl --user-unit {self._unit} --follow"
         self.at_boot: AtBoot | None = AtBoot(
-            ask=Step(("loginctl", "show-user", account.name, "--property=Linger")),
+            ask=ProgramCall(("loginctl", "show-user", account.name, "--property=Linger")),
             is_on="Linger=yes",
-            on=Step(("loginctl", "--no-ask-password", "enable-linger", account.name)),
-            off=Step(("loginctl", "--no-ask-password", "disable-linger", account.name), must=False),
+            on=ProgramCall(("loginctl", "--no-ask-password", "enable-linger", account.name)),
+            off=ProgramCall(
+                ("loginctl", "--no-ask-password", "disable-linger", account.name), must=False
+            ),
             by_hand=f"sudo loginctl enable-linger {account.name}",
         )
 
-    def probe(self) -> Step:
+    def probe(self) -> ProgramCall:
         """Ask whether the user has a manager."""
         return _systemctl("show-environment")
 
@@ -123,26 +125,26 @@ class Systemd:
         found = [line for line in lines if line.startswith("Program=")]
         return found[-1].removeprefix("Program=") if found else ""
 
-    def start(self) -> Sequence[Step]:
+    def start(self) -> Sequence[ProgramCall]:
         """Read the unit, start it now and with the user's manager."""
         words = (("daemon-reload",), ("enable", self._unit), ("restart", self._unit))
         return [_systemctl(*each) for each in words]
 
-    def stop(self) -> Sequence[Step]:
+    def stop(self) -> Sequence[ProgramCall]:
         """Waits until it has left."""
         return (_systemctl("disable", "--now", self._unit, must=False),)
 
-    def forget(self) -> Sequence[Step]:
+    def forget(self) -> Sequence[ProgramCall]:
         """Its failures too."""
         forget = _systemctl("reset-failed", self._unit, must=False)
         return _systemctl("daemon-reload", must=False), forget
 
-    def look(self) -> Sequence[Step]:
+    def look(self) -> Sequence[ProgramCall]:
         """The unit's properties, and the newest line of join's own."""
         own = ("journalctl", "--user-unit", self._unit, "--identifier", self._name)
         log = (*own, "--lines=1", "--output=cat", "--quiet")
         properties = _systemctl("show", self._unit, f"--property={_PROPERTIES}", must=False)
-        return properties, Step((*log, "--no-pager"), must=False)
+        return properties, ProgramCall((*log, "--no-pager"), must=False)
 
     def seen(self, answers: Sequence[ProgramAnswer]) -> ServiceView:
         """As systemd's states mean."""
@@ -161,8 +163,8 @@ class Systemd:
         return ServiceView(State.RUNNING if runs else State.STOPPED, last_line=last)
 
 
-def _systemctl(*words: str, must: bool = True) -> Step:
-    return Step(("systemctl", "--user", *words), must)
+def _systemctl(*words: str, must: bool = True) -> ProgramCall:
+    return ProgramCall(("systemctl", "--user", *words), must)
 
 
 def _quoted(word: str) -> str:

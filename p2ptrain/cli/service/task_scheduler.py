@@ -16,10 +16,10 @@ from p2ptrain.cli.service.definition import (
     Account,
     AtBoot,
     ProgramAnswer,
+    ProgramCall,
     Service,
     ServiceView,
     State,
-    Step,
     writable,
 )
 
@@ -55,15 +55,15 @@ class TaskScheduler:
         """For the service `name` of `account`."""
         self._name = name
         self._user = account.name
-        self._end = Step(("schtasks", "/End", "/TN", name), must=False)
+        self._end = ProgramCall(("schtasks", "/End", "/TN", name), must=False)
         self.file = account.logs / f"{name}.xml"
         self._log = account.logs / f"{name}.log"
         self.others: tuple[Path, ...] = (self._log,)
         self.logs = f'powershell Get-Content -Wait -Tail 20 "{self._log}"'
 
-    def probe(self) -> Step:
+    def probe(self) -> ProgramCall:
         """Whether tasks can be asked for."""
-        return Step(("schtasks", "/Query", "/FO", "LIST"))
+        return ProgramCall(("schtasks", "/Query", "/FO", "LIST"))
 
     def refusal(self, answer: ProgramAnswer) -> str:
         """No Task Scheduler, or not for this user."""
@@ -105,20 +105,20 @@ class TaskScheduler:
             return ""  # it has been changed by hand
         return task.findtext(f".//{{{NAMESPACE}}}Command", "")
 
-    def start(self) -> Sequence[Step]:
+    def start(self) -> Sequence[ProgramCall]:
         """Put the task in the place of any other, and run it."""
         create = ("schtasks", "/Create", "/TN", self._name, "/XML", str(self.file), "/F")
-        return self._end, Step(create), Step(("schtasks", "/Run", "/TN", self._name))
+        return self._end, ProgramCall(create), ProgramCall(("schtasks", "/Run", "/TN", self._name))
 
-    def stop(self) -> Sequence[Step]:
+    def stop(self) -> Sequence[ProgramCall]:
         """End and delete it."""
-        return self._end, Step(("schtasks", "/Delete", "/TN", self._name, "/F"), must=False)
+        return self._end, ProgramCall(("schtasks", "/Delete", "/TN", self._name, "/F"), must=False)
 
-    def forget(self) -> Sequence[Step]:
+    def forget(self) -> Sequence[ProgramCall]:
         """Nothing is left."""
         return ()
 
-    def look(self) -> Sequence[Step]:
+    def look(self) -> Sequence[ProgramCall]:
         """State and last result, a line each, and the end of the log."""
         task = f"-TaskName '{self._name}' -ErrorAction Stop"
         ask = (
@@ -127,7 +127,9 @@ class TaskScheduler:
         )
         path = str(self._log).replace("'", "''")
         return tuple(
-            Step(("powershell", "-NoProfile", "-NonInteractive", "-Command", command), must=False)
+            ProgramCall(
+                ("powershell", "-NoProfile", "-NonInteractive", "-Command", command), must=False
+            )
             for command in ("; ".join(ask), f"Get-Content -Tail 1 -LiteralPath '{path}'")
         )
 

@@ -28,7 +28,6 @@ from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.discovery.addresses import Address, AddressBook
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.identity.software import mismatch
-from p2ptrain.mesh.links.connection_settings import ConnectionTimes, Dial
 from p2ptrain.mesh.links.hello import (
     Hello,
     LinkRefusal,
@@ -46,13 +45,13 @@ from p2ptrain.mesh.links.link_rules import (
     judge_incoming,
 )
 from p2ptrain.mesh.links.path_mover import KnownPeer, PathMover
-from p2ptrain.mesh.links.paths import PathConfig, PathSchedule
+from p2ptrain.mesh.links.paths import ConnectionTimes, Dial, PathConfig, PathSchedule
 from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.link.stream import StreamArrival
-from p2ptrain.net.message import Message, Priority
+from p2ptrain.net.message import Message
 from p2ptrain.net.transport.dial import Backoff
 
 log = get_logger(__name__)
@@ -315,7 +314,7 @@ class Connections:
         try:
             async with asyncio.timeout(self._times.ask_old_seconds):
                 ping = Message(PING_KIND)
-                await self._router.call(old.peer_id, ping, TIMEOUT_SECONDS, Priority.CONTROL, None)
+                await self._router.call(old.peer_id, ping, timeout_seconds=TIMEOUT_SECONDS)
         except (Error, TimeoutError):  # a peer's answer may name any error of ours
             return LinkDecision(LinkAction.ACCEPT, "its earlier process does not answer")
         if before is None or self.link(old.peer_id) is not old:

@@ -16,8 +16,7 @@ from p2ptrain.errors import PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.discovery.addresses import Address, AddressBook
 from p2ptrain.mesh.discovery.interfaces import without_scope
-from p2ptrain.mesh.links.connection_settings import Dial
-from p2ptrain.mesh.links.paths import PathConfig, PathProbe, PathSchedule, better_path
+from p2ptrain.mesh.links.paths import Dial, PathConfig, PathProbe, PathSchedule, better_path
 from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.transport.dial import Backoff

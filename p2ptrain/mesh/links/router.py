@@ -185,9 +185,10 @@ class Router:
         self,
         peer_id: str,
         message: Message,
+        *,
         timeout_seconds: float,
-        priority: Priority,
-        reply_parts: PartsAllocator | None,
+        priority: Priority = Priority.CONTROL,
+        reply_parts: PartsAllocator | None = None,
     ) -> Message:
         """See `Mesh.call`."""
         if self._closed:

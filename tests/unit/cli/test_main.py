@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import errno
 import json
 import re
@@ -12,7 +11,7 @@ from typing import Any
 import pytest
 
 from p2ptrain.cli import main
-from p2ptrain.cli.commands import status
+from p2ptrain.cli.commands import member_commands
 from p2ptrain.cli.usage import UsageError
 from p2ptrain.errors import DeviceLost, DeviceUnusable, TrainingError
 
@@ -27,10 +26,10 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException], None]:
     """Make `status` end with an error."""
 
     def fail_with(error: BaseException) -> None:
-        def run(args: argparse.Namespace, output: Any) -> int:
+        def ask_member(*_: object) -> Any:
             raise error
 
-        monkeypatch.setattr(status, "run", run)
+        monkeypatch.setattr(member_commands, "ask_member", ask_member)
 
     return fail_with
 
@@ -148,9 +147,8 @@ def test_a_bug_says_how_to_see_more(
     failing(KeyError("x"))
     assert main.main(["status"]) == 1
     err = capsys.readouterr().err
-    assert re.search(
-        r"internal error in cli/main\.py, line \d+: KeyError: 'x' \(run again with --debug", err
-    )
+    where = r"internal error in cli/commands/member_commands\.py, line \d+"
+    assert re.search(rf"{where}: KeyError: 'x' \(run again with --debug", err)
     assert "Traceback" not in err
 
 
@@ -172,7 +170,7 @@ def test_a_descriptor_that_is_none_is_a_bug_of_ours(
 ) -> None:
     failing(OSError(errno.EBADF, "Bad file descriptor"))
     assert main.main(["status"]) == 1
-    assert "internal error in cli/main.py, line" in capsys.readouterr().err
+    assert "internal error in cli/commands/member_commands.py, line" in capsys.readouterr().err
 
 
 def test_debug_shows_the_traceback(

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from p2ptrain.cli import main
-from p2ptrain.cli.ask_member import ask_member
 from p2ptrain.cli.commands.join import SLEEP_SECONDS
+from p2ptrain.cli.commands.member_commands import ask_member
 from p2ptrain.control.borrow import own_lease
 from p2ptrain.control.lease import LeasedIdentity
 from p2ptrain.control.member_lock import (

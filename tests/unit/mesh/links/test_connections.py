@@ -19,9 +19,9 @@ from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import LinkClosed
 from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.guard import Guard
-from p2ptrain.mesh.links.connection_settings import MakeLink
 from p2ptrain.mesh.links.connections import WAITING_LIMIT, Connections
 from p2ptrain.mesh.links.hello import HELLO_KIND, Hello, to_message
+from p2ptrain.mesh.links.paths import MakeLink
 from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.mesh.notifications import WarnOnce

@@ -1,0 +1,210 @@
+"""What is asked of the member that runs on this device: one question, one answer.
+
+`status`, `explain`, `invite`, `devices` and `remove`; others ask with the same `ask_member`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from p2ptrain.cli import arguments
+from p2ptrain.cli import output as qr
+from p2ptrain.cli.output import Output, aligned, words
+from p2ptrain.cli.usage import DONE
+from p2ptrain.control.member_lock import NotRunning
+from p2ptrain.errors import UserError
+from p2ptrain.events import Pairing
+
+if TYPE_CHECKING:
+    from p2ptrain.control.client import ControlClient
+    from p2ptrain.page.state import PageState
+
+T = TypeVar("T")
+
+
+def ask_member(folder: Path, question: Callable[[ControlClient], Awaitable[T]]) -> T:
+    """The answer of the member that runs with the state folder `folder`.
+
+    Raises:
+        NotRunning: there is none.
+        UserError: what the member says.
+    """
+
+    async def conversation() -> T:
+        from p2ptrain.control.client import ControlClient
+
+        async with ControlClient(folder) as client:
+            return await question(client)
+
+    return asyncio.run(conversation())
+
+
+async def state_of(client: ControlClient) -> PageState:
+    """What the member's page would show. Raises UserError as `ask_member` does."""
+    from p2ptrain.control.lease import OTHER_VERSION
+    from p2ptrain.net.read_form import read_form
+    from p2ptrain.page.state import PageState
+
+    said = await client.state()
+    try:
+        return read_form(PageState, said, "the member's answer", UserError, extra=True)
+    except UserError as error:
+        raise UserError(OTHER_VERSION) from error
+
+
+def _command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace, Output], int], **texts: str
+) -> argparse.ArgumentParser:
+    parser = arguments.command(commands, name, **texts)
+    arguments.add_common(parser)
+    parser.set_defaults(run=run)
+    return parser
+
+
+def add_status(commands: Any) -> None:
+    """Add `status` to the command line."""
+    _command(
+        commands,
+        "status",
+        _status,
+        summary="which devices are here and what runs",
+        description="Shows which devices are here, which one plans the work, what runs and how "
+        "fast.\n`p2ptrain join` or `train` must be running on this device.",
+        example="  p2ptrain status\n  p2ptrain status --json",
+    )
+
+
+def _status(args: argparse.Namespace, output: Output) -> int:
+    folder = arguments.state_dir_of(args)
+    status = ask_member(folder, lambda member: member.status())
+    if output.json:
+        output.result({"event": "status", **status}, "")
+        return DONE
+    here = f"this device: {status['name']} at {status['address']} port {status['port']}"
+    state = ask_member(folder, state_of)
+    output.result({}, f"{here}\n{output.draw(state)}")
+    return DONE
+
+
+_EXPLAIN = """\
+Says what limits the training that runs, from what is measured: it watches a few rounds, compares
+them with the plan and asks the planner what another device, or a faster link, would change. That
+takes some seconds. Of a training of this device that has ended it says what was known then."""
+
+
+def add_explain(commands: Any) -> None:
+    """Add `explain` to the command line."""
+    _command(
+        commands,
+        "explain",
+        _explain,
+        summary="what limits the training, and what would help",
+        description=_EXPLAIN,
+        example="  p2ptrain explain\n  p2ptrain explain --json",
+    )
+
+
+def _explain(args: argparse.Namespace, output: Output) -> int:
+    """Ask the member; without one, look what is written down."""
+    folder = arguments.state_dir_of(args)
+    try:
+        found = ask_member(folder, lambda member: member.explain())
+    except NotRunning:
+        from p2ptrain.job.last_job import last_facts
+        from p2ptrain.plan.explain import explained
+
+        facts = last_facts(folder)
+        if facts is None:
+            raise UserError(
+                "nothing runs on this device, and it has held no training before: start  p2ptrain "
+                "train  or  p2ptrain join"
+            ) from None
+        found = explained(facts)
+    output.result({"event": "explain", **found}, "\n".join(p["text"] for p in found["points"]))
+    return DONE
+
+
+_INVITE = """\
+Shows the pairing code and accepts new devices for 10 minutes. Run `p2ptrain join --code CODE`
+on the new device within that time. `p2ptrain join` must be running on this device."""
+
+
+def add_invite(commands: Any) -> None:
+    """Add `invite` to the command line."""
+    _command(
+        commands,
+        "invite",
+        _invite,
+        summary="show the pairing code and let new devices in for 10 minutes",
+        description=_INVITE,
+        example="  p2ptrain invite",
+    )
+
+
+def _invite(args: argparse.Namespace, output: Output) -> int:
+    code = ask_member(arguments.state_dir_of(args), lambda member: member.invite())
+    output.show(Pairing(code=code))
+    if output.is_terminal:
+        output.writer.write(qr.terminal_code(f"p2ptrain join --code {code}"))
+    return DONE
+
+
+def add_devices(commands: Any) -> None:
+    """Add `devices` to the command line."""
+    _command(
+        commands,
+        "devices",
+        _devices,
+        summary="list the paired devices",
+        description="Lists the devices that are paired with this household, running or not.",
+        example="  p2ptrain devices\n  p2ptrain devices --json",
+    )
+
+
+def _devices(args: argparse.Namespace, output: Output) -> int:
+    devices = ask_member(arguments.state_dir_of(args), lambda member: member.devices())
+    output.result({"event": "devices", "devices": devices}, _devices_text(devices))
+    return DONE
+
+
+def _devices_text(devices: Sequence[Mapping[str, Any]]) -> str:
+    """A line a device: its name, the start of its id, and what else is known of it."""
+    if not devices:
+        return "No paired devices yet. On another device run: p2ptrain join --code CODE"
+    rows = [(str(d.get("name", "?")), str(d.get("id", ""))[:12], _rest(d)) for d in devices]
+    return "\n".join(aligned([("name", "id", ""), *rows]))
+
+
+def _rest(device: Mapping[str, Any]) -> str:
+    return words({key: value for key, value in device.items() if key not in ("name", "id")})
+
+
+_REMOVE = """\
+Takes a device out of the household: its connections end at once, and it has to be paired again
+to come back. Trainings that it computes for go on without it."""
+
+
+def add_remove(commands: Any) -> None:
+    """Add `remove` to the command line."""
+    remove = _command(
+        commands,
+        "remove",
+        _remove,
+        summary="take a device out of the household at once",
+        description=_REMOVE,
+        example="  p2ptrain remove old-laptop",
+    )
+    remove.add_argument("name", metavar="NAME", help="the device's name, as `devices` shows it")
+
+
+def _remove(args: argparse.Namespace, output: Output) -> int:
+    name: str = args.name
+    ask_member(arguments.state_dir_of(args), lambda member: member.remove(name))
+    output.result(
+        {"event": "removed", "name": name}, f"{name} is not part of the household any more"
+    )
+    return DONE
