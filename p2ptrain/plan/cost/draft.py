@@ -93,6 +93,19 @@ class StageGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class UnplacedGroup:
+    """Devices of one stage, in the order of their sample ranges; what each takes is not known."""
+
+    devices: tuple[int, ...]
+    allocation: Allocation = Allocation.SAMPLES
+
+    @property
+    def deals(self) -> bool:
+        """Whether they take whole micro-batches in turn."""
+        return self.allocation is Allocation.MICRO_BATCHES
+
+
+@dataclass(frozen=True, slots=True)
 class Draft:
     """Stage p is units [borders[p], borders[p+1]) on groups[p] with depth warmup[p].
 

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.problem.question import Constraints
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.types.allocation import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -71,7 +71,7 @@ class Partition:
     Arguments:
         duplex: count a link's two directions side by side (the optimistic view) or one after the
             other, as they are at a device that sends outputs on and gradients back.
-        rules: whose caps limit a device's units.
+        question: whose caps limit a device's units.
         cuts: where the model may be cut, its ends included; everywhere unless given. The units of
             this module's arrays are then the blocks between two cuts.
     """
@@ -82,11 +82,11 @@ class Partition:
         split: BatchSplit,
         *,
         duplex: bool = True,
-        rules: Constraints | None = None,
+        question: Question | None = None,
         cuts: Sequence[int] | None = None,
     ) -> None:
         self.cost, self.split, self.evaluations = cost, split, 0
-        self._rules = rules
+        self._question = question
         self._rounds = split.batch_size / split.first_samples
         self._duplex = duplex
         self._stages: dict[int, tuple[Floats, Floats | None]] = {}
@@ -192,8 +192,8 @@ class Partition:
         seconds = self._range_sums(np.add(times.forward, times.backward))
         if self._room(device) < self.split.first_samples:
             seconds[self._depth(device) < 1] = np.inf
-        if self._rules is not None and device in self._rules.caps:
-            seconds[self._parts(self._rules) > self._rules.most_part(device)] = np.inf
+        if self._question is not None and device in self._question.caps:
+            seconds[self._parts(self._question) > self._question.most_part(device)] = np.inf
         return seconds
 
     def _forced(self, device: int) -> Floats | None:
@@ -210,11 +210,11 @@ class Partition:
         memory_bytes = self.cost.devices[device].memory_bytes
         return self.cost.samples_that_fit(0, self.cost.unit_count, memory_bytes)
 
-    def _parts(self, rules: Constraints) -> Floats:
+    def _parts(self, question: Question) -> Floats:
         """[L, L+1], part of the round's work that units [i, j) are."""
         samples = self.split.first_samples
         units = range(self.cost.unit_count)
-        return self._range_sums([rules.work.units(u, u + 1, samples) for u in units])
+        return self._range_sums([question.work.units(u, u + 1, samples) for u in units])
 
     def _range_sums(self, per_unit: Sequence[float] | Floats) -> Floats:
         """`range_sums` of what each block between two cuts has together."""

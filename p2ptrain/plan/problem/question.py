@@ -1,13 +1,10 @@
-"""What every planner takes and gives, so that the registry can treat them alike.
-
-`Constraints` is what a plan must obey besides memory: which devices to use, how much work each may
-get, and which units stay with the holder.
-"""
+"""What every planner takes and gives, so that the registry can treat them alike."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeAlias
 
 from p2ptrain.plan.cost.cost_model import CostModel
@@ -18,13 +15,14 @@ from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSp
 from p2ptrain.plan.types.request import Schedule
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)  # without slots: it keeps its `work`
 class Question:
-    """A request, resolved against a profile and a cluster.
+    """A request, resolved against a profile and a cluster, and what a plan must obey.
 
     Attributes:
         splits: the micro-batch sizes to consider, smallest first.
         devices: indexes that may be used, in order of their names.
+        private: the holder, and only it, has the first and the last stage.
         required: devices that must have a part.
         caps: by device, the largest part of the round's work it may take.
         groups: whether a stage may have several devices.
@@ -52,45 +50,10 @@ class Question:
         """The judge's cost model."""
         return self.judge.cost
 
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A planner's decision.
-
-    Attributes:
-        reasons: why a device of the question is in no stage, by index.
-        found_by: where the planner asked others, whose draft this is.
-    """
-
-    draft: Draft
-    reasons: Mapping[int, str]
-    found_by: str | None = None
-
-
-Planner: TypeAlias = Callable[[Question], Answer]
-"""Raises PlanError where nothing fits."""
-
-
-@dataclass(frozen=True, slots=True)
-class Constraints:
-    """The constraints of one question.
-
-    Attributes:
-        holder: of the data; with `private` it, and only it, has the first and the last stage.
-        required: devices that must have a part.
-        caps: by device, the largest part of the round's work it may take.
-        groups: whether a stage may have several devices.
-        allocations: how these may divide its work.
-        work: measures parts of the round's work.
-    """
-
-    holder: int
-    work: WorkloadShare
-    private: bool = False
-    required: frozenset[int] = frozenset()
-    caps: Mapping[int, float] = field(default_factory=dict)
-    groups: bool = True
-    allocations: frozenset[Allocation] = EVERY_ALLOCATION
+    @cached_property
+    def work(self) -> WorkloadShare:
+        """Measures parts of the round's work."""
+        return WorkloadShare(self.cost.profile)
 
     def allow(self, draft: Draft) -> bool:
         """Whether `draft` obeys."""
@@ -120,4 +83,22 @@ class Constraints:
 
     def _at_home(self, draft: Draft) -> bool:
         ends = (draft.groups[0].devices, draft.groups[-1].devices)
-        return ends == ((self.holder,), (self.holder,))
+        return ends == ((self.cost.holder,), (self.cost.holder,))
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A planner's decision.
+
+    Attributes:
+        reasons: why a device of the question is in no stage, by index.
+        found_by: where the planner asked others, whose draft this is.
+    """
+
+    draft: Draft
+    reasons: Mapping[int, str]
+    found_by: str | None = None
+
+
+Planner: TypeAlias = Callable[[Question], Answer]
+"""Raises PlanError where nothing fits."""

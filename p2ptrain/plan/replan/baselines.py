@@ -13,13 +13,14 @@ from dataclasses import replace
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan
 from p2ptrain.plan.cost.cost_model import CostModel, cost_model
-from p2ptrain.plan.cost.draft import StageGroup, draft_groups
+from p2ptrain.plan.cost.draft import StageGroup, UnplacedGroup, draft_groups
 from p2ptrain.plan.planner_registry import plan_from_draft
-from p2ptrain.plan.problem.question import Answer
+from p2ptrain.plan.problem.judge import Judge
+from p2ptrain.plan.problem.question import Answer, Question
 from p2ptrain.plan.replan.migration import plan_migration
 from p2ptrain.plan.replan.replan import Replanned, living_cluster
 from p2ptrain.plan.replan.replica_holders import Replicas, place_replicas
-from p2ptrain.plan.search.balanced_groups import UnplacedGroup, balanced
+from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile
@@ -97,6 +98,6 @@ def _group(cost: CostModel, plan: Plan, stage: PlannedStage) -> StageGroup | Non
     before = next(old for old in plan.stages if stage.devices[0] in old.devices)
     if len(devices) > 1 and len(devices) == len(before.devices):
         return StageGroup(devices, shares, stage.allocation)
-    return balanced(
-        cost, plan.split, UnplacedGroup(devices, stage.allocation), stage.units, depth=1
-    )
+    question = Question(Judge(cost, 0), [plan.split], devices)
+    part = UnplacedGroup(devices, stage.allocation)
+    return ShareDivider(question).group(plan.split, part, stage.units)

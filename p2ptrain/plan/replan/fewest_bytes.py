@@ -12,10 +12,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.cost.draft import Draft, UnplacedGroup
 from p2ptrain.plan.replan.order_cuts import Floats, Order, OrderCuts
 from p2ptrain.plan.replan.replica_holders import Replicas
-from p2ptrain.plan.search.balanced_groups import UnplacedGroup
 
 
 class Missing:

@@ -8,16 +8,17 @@ from itertools import pairwise, product
 from math import isfinite, perm
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, draft_groups, peak_bytes
+from p2ptrain.plan.cost.draft import Draft, StageGroup, UnplacedGroup, draft_groups, peak_bytes
 from p2ptrain.plan.cost.workload_share import ROUNDING, WorkloadShare
 from p2ptrain.plan.problem.device_orders import whole_seconds
 from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.replan.fewest_bytes import Missing, cheapest_borders, slowest_seconds
 from p2ptrain.plan.replan.migration import Pause
 from p2ptrain.plan.replan.order_cuts import Order, OrderCuts, Singles
 from p2ptrain.plan.replan.order_moves import Reshaper, shifts
 from p2ptrain.plan.replan.replica_holders import Replicas
-from p2ptrain.plan.search.balanced_groups import UnplacedGroup, balanced
+from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.plan import Plan
@@ -115,7 +116,8 @@ class LightSearch:
         self._cuts = OrderCuts(cost, self.split, self._caps, private=self.private)
         self._missing = Missing(cost, held)
         self._borders: dict[Order, list[int]] = {}
-        self._work = WorkloadShare(cost.profile)
+        question = Question(self.judge, [self.split], self.allowed, caps=self._caps)
+        self._work, self._divider = question.work, ShareDivider(question)
         self._reshaper = Reshaper(
             self._required,
             self.private,
@@ -277,7 +279,7 @@ class LightSearch:
         groups = []
         for p, units in enumerate(pairwise(borders)):
             depth = min(2 * (len(order) - p) - 1, self.split.micro_batches)
-            group = balanced(self.cost, self.split, order[p], units, depth)
+            group = self._shared(order[p], units, depth)
             if group is None:
                 return []
             groups.append(group)
@@ -314,9 +316,7 @@ class LightSearch:
         """The same devices with other borders and, where they share, other shares."""
         order = [UnplacedGroup(group.devices, group.allocation) for group in draft.groups]
         groups = [
-            group
-            if len(group.devices) == 1 or units == old
-            else balanced(self.cost, self.split, part, units, depth=1)
+            group if len(group.devices) == 1 or units == old else self._shared(part, units)
             for part, group, units, old in zip(
                 order, draft.groups, pairwise(borders), draft.units, strict=True
             )
@@ -326,6 +326,13 @@ class LightSearch:
             return None
         moved = draft_groups(self.cost, self.split, borders, found, draft.warmup)
         return moved if moved is not None and self._is_allowed(moved) else None
+
+    def _shared(
+        self, part: UnplacedGroup, units: tuple[int, int], depth: int = 1
+    ) -> StageGroup | None:
+        """Within memory at the depth wanted, or at a depth of one."""
+        wanted = self._divider.group(self.split, part, units, depth)
+        return wanted or self._divider.group(self.split, part, units)
 
     def _is_allowed(self, draft: Draft) -> bool:
         devices = set(draft.devices)

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.cost.draft import StageGroup, UnplacedGroup, alone
 from p2ptrain.plan.cost.workload_share import ROUNDING, WorkloadShare
-from p2ptrain.plan.search.balanced_groups import UnplacedGroup, shared_by_speed
 from p2ptrain.plan.types.allocation import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -91,7 +91,7 @@ class OrderCuts:
     def _build(self, part: UnplacedGroup) -> CutTables:
         """The slowest member counts, as does the one with the least memory."""
         cost, split = self.cost, self.split
-        group = shared_by_speed(cost, split, part)
+        group = _shared_by_speed(cost, split, part)
         shape = self._summed.shape
         if group is None:
             never = np.full(shape, np.inf)
@@ -307,6 +307,32 @@ class _CutProgramme:
         borders.append(np.full(count, len(self.places) - 1))
         found: Wholes = self.places[np.stack(borders, axis=1)]
         return found
+
+
+def _shared_by_speed(cost: CostModel, split: BatchSplit, part: UnplacedGroup) -> StageGroup | None:
+    """Shares in proportion to speed on the whole model, whatever memory says.
+
+    None where there are more devices than there is to share.
+    """
+    if len(part.devices) == 1:
+        return alone(split, part.devices[0])
+    total = split.micro_batches if part.deals else split.micro_batch
+    if total < len(part.devices):
+        return None
+    whole = (0, cost.unit_count, split.first_samples)
+    speeds = [1 / max(sum(cost.stage_seconds(d, *whole)), 1e-300) for d in part.devices]
+    return StageGroup(part.devices, _proportional(speeds, total), part.allocation)
+
+
+def _proportional(speeds: Sequence[float], total: int) -> tuple[int, ...]:
+    """Whole shares of at least 1 that sum to `total`; the largest remainders are rounded up."""
+    spare = total - len(speeds)
+    exact = [spare * speed / sum(speeds) for speed in speeds]
+    shares = [1 + int(part) for part in exact]
+    by_rest = sorted(range(len(speeds)), key=lambda i: (int(exact[i]) - exact[i], i))
+    for i in by_rest[: total - sum(shares)]:
+        shares[i] += 1
+    return tuple(shares)
 
 
 def _stacked(tables: Sequence[Floats]) -> Singles:

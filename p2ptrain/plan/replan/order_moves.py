@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice, permutations
 
+from p2ptrain.plan.cost.draft import UnplacedGroup
 from p2ptrain.plan.replan.order_cuts import Order
-from p2ptrain.plan.search.balanced_groups import UnplacedGroup
 from p2ptrain.plan.types.allocation import Allocation
 
 

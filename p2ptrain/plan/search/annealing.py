@@ -25,8 +25,7 @@ from typing import Any, TypeVar
 from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.micro_batch_sizes import neighbouring_splits
-from p2ptrain.plan.problem.question import Constraints, Question
-from p2ptrain.plan.search.balanced_groups import Drafter
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.climb import climb_fine, spare_devices
 from p2ptrain.plan.search.fine_moves import (
     changed_depths,
@@ -34,7 +33,7 @@ from p2ptrain.plan.search.fine_moves import (
     changed_shares,
     wanted_depths,
 )
-from p2ptrain.plan.search.shares import ShareDivider
+from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.search.structure_moves import Layout, coarse_changes
 
 SEED = 1
@@ -73,14 +72,13 @@ def annealing_tasks(question: Question) -> int:
     return int(tasks * question.effort)
 
 
-def annealed(question: Question, rules: Constraints, judge: Judge, start: Judged) -> Judged:
+def annealed(question: Question, judge: Judge, start: Judged) -> Judged:
     """`start` or the fastest draft found from it on; uses the judge's budget up.
 
     Args:
         judge: of the same cost model as the question's; it may judge in another way.
     """
-    drafter = Drafter(judge, ShareDivider(question.cost, rules))
-    return _Annealing(question, drafter, Random(SEED)).run(start)
+    return _Annealing(question, Drafter(question, judge), Random(SEED)).run(start)
 
 
 class _Changes:
@@ -170,7 +168,7 @@ class _Annealing:
 
     def _structures(self, draft: Draft) -> Iterable[Layout]:
         spare = spare_devices(self.drafter, draft, self.question.devices)
-        return coarse_changes(draft, spare, self.drafter.rules)
+        return coarse_changes(draft, spare, self.question)
 
     def _changed(
         self,
@@ -181,7 +179,7 @@ class _Annealing:
     ) -> Draft | None:
         wanted = depths or wanted_depths(draft, groups)
         changed = draft_groups(self.drafter.judge.cost, draft.split, borders, groups, wanted)
-        return changed if changed is not None and self.drafter.rules.allow(changed) else None
+        return changed if changed is not None and self.question.allow(changed) else None
 
     def _one(self, choices: Iterable[_T]) -> _T | None:
         several = choices if isinstance(choices, Sequence) else list(choices)

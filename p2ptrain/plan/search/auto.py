@@ -16,7 +16,6 @@ from heapq import nsmallest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.draft import Draft, split_usually, usual_depths
-from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.planners.data_parallel import best_singles, judge_dp
 from p2ptrain.plan.planners.equal_shares import judge_pp
 from p2ptrain.plan.planners.ftpipehd import judge_ftpipehd
@@ -25,14 +24,11 @@ from p2ptrain.plan.planners.pipedream import judge_pipedream
 from p2ptrain.plan.problem.device_orders import whole_seconds
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judge, Judged
-from p2ptrain.plan.problem.question import Answer, Constraints, Question
+from p2ptrain.plan.problem.question import Answer, Question
 from p2ptrain.plan.search.annealing import annealed, annealing_tasks
-from p2ptrain.plan.search.balanced_groups import Drafter
 from p2ptrain.plan.search.climb import climb_fine
 from p2ptrain.plan.search.left_out_reasons import no_faster_than, no_gain, no_place, too_small
 from p2ptrain.plan.search.pipelines import PipelineSearch
-from p2ptrain.plan.search.shares import ShareDivider
-from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.search.zero_bubble import annealed_split, with_split
 
 OVERDRAFT_TASKS = 12_000
@@ -56,59 +52,39 @@ class _FoundDraft:
 
 def plan_auto(question: Question) -> Answer:
     """The fastest plan found, with a reason for every device it leaves out."""
-    rules = rules_of(question)
-    named = _best_named(question, rules)
-    search = _search(question, rules)
+    named = _best_named(question)
+    search = PipelineSearch.of(question)
     searched = search.run(None if named is None else named.judged)
     best = named
     if searched is not None:
         best = _faster(best, _FoundDraft(question.judge.exact(searched.draft), SEARCHED))
     if best is None:
         raise PlanError(explain(question))
-    split = with_split(question, rules, best.judged, lambda asked: _search(asked, rules))
+    split = with_split(question, best.judged, PipelineSearch.of)
     if split is not best.judged:
         best = _FoundDraft(split, SEARCHED)
-    better = _annealed(question, rules, best.judged)
+    better = _annealed(question, best.judged)
     best = _faster(best, _FoundDraft(better, SEARCHED))
     return _explained(question, search, best)
 
 
-def rules_of(question: Question) -> Constraints:
-    """The question's constraints."""
-    return Constraints(
-        holder=question.cost.holder,
-        work=WorkloadShare(question.cost.profile),
-        private=question.private,
-        required=question.required,
-        caps=question.caps,
-        groups=question.groups,
-        allocations=question.allocations,
-    )
-
-
-def _search(question: Question, rules: Constraints) -> PipelineSearch:
-    judge, devices, splits = question.judge, question.devices, question.splits
-    drafter = Drafter(judge, ShareDivider(question.cost, rules))
-    return PipelineSearch(question, drafter, StraightSearch(judge, devices, splits, rules))
-
-
-def _annealed(question: Question, rules: Constraints, best: Judged) -> Judged:
+def _annealed(question: Question, best: Judged) -> Judged:
     """The best draft or a faster one, on a budget of its own; split if that one is."""
     tasks = annealing_tasks(question)
     if tasks == 0:
         return best
     if best.draft.held:
-        return annealed_split(question, rules, best, tasks)
+        return annealed_split(question, best, tasks)
     judge = question.judge
     left, judge.budget_tasks = judge.budget_tasks, tasks
-    found = annealed(question, rules, judge, best)
+    found = annealed(question, judge, best)
     judge.budget_tasks = left
     return judge.exact(found.draft)
 
 
-def _best_named(question: Question, rules: Constraints) -> _FoundDraft | None:
+def _best_named(question: Question) -> _FoundDraft | None:
     best = None
-    for name, judged in planner_answers(question, rules):
+    for name, judged in planner_answers(question):
         best = _faster(best, _FoundDraft(judged, name))
     return best
 
@@ -193,10 +169,10 @@ OTHERS: Mapping[str, Callable[[Question], Judged | None]] = {
 }
 
 
-def planner_answers(question: Question, rules: Constraints) -> Iterator[tuple[str, Judged]]:
-    """(planner, its draft) of every named planner that has an answer which `rules` allow."""
+def planner_answers(question: Question) -> Iterator[tuple[str, Judged]]:
+    """(planner, its draft) of every named planner that has an answer which is allowed."""
     for name, judged in _every_answer(question):
-        if rules.allow(judged.draft):
+        if question.allow(judged.draft):
             yield name, judged
 
 

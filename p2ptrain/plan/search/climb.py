@@ -9,8 +9,8 @@ from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.problem.device_orders import whole_seconds
 from p2ptrain.plan.problem.judge import WORTH, Judge, Judged
 from p2ptrain.plan.problem.micro_batch_sizes import neighbouring_splits
-from p2ptrain.plan.search.balanced_groups import Drafter
 from p2ptrain.plan.search.fine_moves import fine_changes, many_depths, other_depths
+from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.search.structure_moves import coarse_changes
 
 MAX_SPARE = 8
@@ -34,7 +34,7 @@ def climb_fine(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int
     best = start
     while judge.budget_tasks > reserve_tasks:
         better = _best_depths(judge, best, reserve_tasks)
-        changes = fine_changes(judge.cost, better.draft, drafter.rules)
+        changes = fine_changes(judge.cost, better.draft, drafter.question)
         better = _first_better(judge, better, changes, reserve_tasks)
         if better is best:
             levelled = other_depths(judge.cost, best.draft, levelled=True)
@@ -91,7 +91,7 @@ def spare_devices(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> lis
 
 def _restructured(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> Iterator[Draft]:
     spare = spare_devices(drafter, draft, devices)
-    for borders, stages in coarse_changes(draft, spare, drafter.rules):
+    for borders, stages in coarse_changes(draft, spare, drafter.question):
         yield from drafter.drafts(draft.split, borders, stages)
 
 

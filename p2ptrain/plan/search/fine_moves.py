@@ -9,7 +9,7 @@ from math import comb
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, usual_depths
-from p2ptrain.plan.problem.question import Constraints
+from p2ptrain.plan.problem.question import Question
 
 MAX_PERMUTED = 3
 """Devices of a group whose orders are all tried."""
@@ -27,16 +27,16 @@ LEVELS = (-4, -2, -1, 1, 2, 4, 8)
 """By how much."""
 
 
-def fine_changes(cost: CostModel, draft: Draft, rules: Constraints) -> Iterator[Draft]:
-    """Drafts one small change away that fit memory and `rules`."""
-    yield from moved_shares(cost, draft, rules)
+def fine_changes(cost: CostModel, draft: Draft, question: Question) -> Iterator[Draft]:
+    """Drafts one small change away that fit memory and `question`."""
+    yield from moved_shares(cost, draft, question)
     for borders, groups in changed_layouts(draft):
         changed = draft_groups(cost, draft.split, borders, groups, wanted_depths(draft, groups))
-        if changed is not None and rules.allow(changed):
+        if changed is not None and question.allow(changed):
             yield changed
 
 
-def moved_shares(cost: CostModel, draft: Draft, rules: Constraints) -> Iterator[Draft]:
+def moved_shares(cost: CostModel, draft: Draft, question: Question) -> Iterator[Draft]:
     """Drafts with some of one device's share moved to another of its group."""
     for p, group in enumerate(draft.groups):
         if len(group.devices) > 1:
@@ -44,7 +44,7 @@ def moved_shares(cost: CostModel, draft: Draft, rules: Constraints) -> Iterator[
                 groups = (*draft.groups[:p], other, *draft.groups[p + 1 :])
                 wanted = wanted_depths(draft, groups)
                 changed = draft_groups(cost, draft.split, draft.borders, groups, wanted)
-                if changed is not None and rules.allow(changed):
+                if changed is not None and question.allow(changed):
                     yield changed
 
 

@@ -14,11 +14,10 @@ from itertools import islice
 from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.search.balanced_groups import Drafter
 from p2ptrain.plan.search.climb import climb_coarse, climb_sizes, try_depths
 from p2ptrain.plan.search.fine_moves import deeper
-from p2ptrain.plan.search.replicated import best_replicated
 from p2ptrain.plan.search.segments import promising_splits, segment_candidates
+from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.search.structure_moves import taking_in
 from p2ptrain.plan.types.allocation import BatchSplit
@@ -44,9 +43,6 @@ WAITING = 1.02
 MAX_RESIZED = 100
 """Devices times units up to which other micro-batch sizes are tried at the end."""
 
-REPLICATED_TASKS = 1_000
-"""Of simulation by pairs of devices, beside the budget, for shapes of many replicas."""
-
 FEW = 4
 """Changes looked at for each device left out once the budget is used up."""
 
@@ -58,6 +54,11 @@ class PipelineSearch:
     question: Question
     drafter: Drafter
     straight: StraightSearch
+
+    @classmethod
+    def of(cls, question: Question) -> PipelineSearch:
+        """Of that question, with its own judge."""
+        return cls(question, Drafter(question), StraightSearch(question))
 
     @property
     def judge(self) -> Judge:
@@ -100,7 +101,7 @@ class PipelineSearch:
         return [min(shared, key=self.judge.bound)] if shared else []
 
     def _changed_to_use(self, device: int, draft: Draft) -> Iterator[Draft]:
-        changes = taking_in(draft, device, self.drafter.rules)
+        changes = taking_in(draft, device, self.question)
         for borders, stages in islice(changes, FEW if self.judge.exhausted else None):
             yield from self.drafter.drafts(draft.split, borders, stages)
 
@@ -111,16 +112,14 @@ class PipelineSearch:
         judge.budget_tasks -= kept  # the straight search may use up what it sees
         starts = self.straight.winners(best)
         judge.budget_tasks += kept
-        if self.drafter.rules.groups:
+        if self.question.groups:
             for split in promising_splits(self.question, PROMISING):
                 drafts = [
                     draft
                     for draft in segment_candidates(self.question, split)
-                    if self.drafter.rules.allow(draft)
+                    if self.question.allow(draft)
                 ]
                 starts += self._simulated(drafts, int(budget * (1 - STARTS_SHARE) / 2))
-                replicated = self._replicated(split)
-                starts += [replicated] if replicated is not None else []
         return _unlike(starts)
 
     def _simulated(self, drafts: Sequence[Draft], reserve_tasks: int) -> list[Judged]:
@@ -133,14 +132,6 @@ class PipelineSearch:
             found.append(judged)
             if self._size <= MAX_RESIZED and judged.seconds > WAITING * self.judge.bound(draft):
                 found += [Judged(self.judge.seconds(d), d) for d in deeper(self.judge.cost, draft)]
-        return found
-
-    def _replicated(self, split: BatchSplit) -> Judged | None:
-        """The best shape of many replicas, on a budget of its own."""
-        judge, left = self.judge, self.judge.budget_tasks
-        judge.budget_tasks = REPLICATED_TASKS * len(self.question.devices) ** 2
-        found = best_replicated(self.question, split, reserve_tasks=0)
-        judge.budget_tasks = left
         return found
 
 

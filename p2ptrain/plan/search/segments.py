@@ -21,14 +21,17 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, usual_depths
+from p2ptrain.plan.cost.draft import (
+    Draft,
+    StageGroup,
+    UnplacedGroup,
+    draft_groups,
+    usual_depths,
+)
 from p2ptrain.plan.problem.coarsen import useful_cuts
 from p2ptrain.plan.problem.device_orders import segment_orders
-from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.micro_batch_sizes import even_window
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.search.balanced_groups import balanced_group
 from p2ptrain.plan.search.segment_tables import (
     Floats,
     Option,
@@ -37,6 +40,7 @@ from p2ptrain.plan.search.segment_tables import (
     Wholes,
     group_options,
 )
+from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
@@ -94,7 +98,7 @@ def promising_splits(question: Question, most: int) -> list[BatchSplit]:
     least = min((seconds for seconds, _, _ in found), default=0.0)
     for seconds, i, best in found:
         if seconds <= HOPE * least:
-            draft = _drafted(question.judge, question.splits[i], best.stages)
+            draft = _drafted(question, question.splits[i], best.stages)
             if draft is not None:
                 ranked.append((question.judge.seconds(draft), i))
     return [question.splits[i] for _, i in sorted(ranked)[:most]]
@@ -112,7 +116,7 @@ def segment_candidates(question: Question, split: BatchSplit) -> Iterator[Draft]
         if orders and size < len(orders[0]):
             chosen += _best(question, split, [orders[0][:size]], KEPT_OF_SMALLER)
     for stages in dict.fromkeys(chosen):
-        draft = _drafted(question.judge, split, stages)
+        draft = _drafted(question, split, stages)
         if draft is not None:
             yield draft
 
@@ -148,36 +152,41 @@ def _allocations(question: Question) -> frozenset[Allocation]:
     return question.allocations if question.groups else frozenset()
 
 
-def _drafted(judge: Judge, split: BatchSplit, stages: Sequence[PipelineSegment]) -> Draft | None:
+def _drafted(
+    question: Question, split: BatchSplit, stages: Sequence[PipelineSegment]
+) -> Draft | None:
     """The pipeline with the shares of least bound.
 
     The fastest shares may leave memory for few micro-batches in flight, and shares that leave room
     for usual depths may be slow.
     """
-    drafts = []
-    if judge.cost.mode is PlanMode.ASYNC:
+    drafts, cost, divider = [], question.cost, ShareDivider(question)
+    if cost.mode is PlanMode.ASYNC:
         dealing = [stage.option.size for stage in stages if stage.option.deals]
         split = even_window(split, dealing or [1])
-    shallow = _balanced(judge.cost, split, stages, (1,) * len(stages))
+    shallow = _shared(divider, split, stages, (1,) * len(stages))
     if shallow is None:
         return None
-    usual = usual_depths(shallow, split.micro_batches, judge.cost.mode)
-    borders = [*(stage.units[0] for stage in stages), judge.cost.unit_count]
+    usual = usual_depths(shallow, split.micro_batches, cost.mode)
+    borders = [*(stage.units[0] for stage in stages), cost.unit_count]
     for part in (0.0, 0.5, 1.0):
         depths = [max(1, round(part * depth)) for depth in usual]
-        groups = _balanced(judge.cost, split, stages, depths) or shallow
-        drafts.append(draft_groups(judge.cost, split, borders, groups))
+        groups = _shared(divider, split, stages, depths) or shallow
+        drafts.append(draft_groups(cost, split, borders, groups))
     possible = [draft for draft in dict.fromkeys(drafts) if draft is not None]
-    return min(possible, key=judge.bound, default=None)
+    return min(possible, key=question.judge.bound, default=None)
 
 
-def _balanced(
-    cost: CostModel, split: BatchSplit, stages: Sequence[PipelineSegment], depths: Sequence[int]
+def _shared(
+    divider: ShareDivider,
+    split: BatchSplit,
+    stages: Sequence[PipelineSegment],
+    depths: Sequence[int],
 ) -> list[StageGroup] | None:
     groups = []
     for stage, depth in zip(stages, depths, strict=True):
-        allocation = stage.option.allocation
-        group = balanced_group(cost, split, stage.units, stage.devices, allocation, depth)
+        part = UnplacedGroup(stage.devices, stage.option.allocation)
+        group = divider.group(split, part, stage.units, depth)
         if group is None:
             return None
         groups.append(group)

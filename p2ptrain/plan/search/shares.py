@@ -6,21 +6,34 @@ that would finish it first, which is the optimum for times that grow with the sh
 
 Shares by computing time alone would give a fast device behind a slow link more than that link can
 carry. Devices compute and communicate at once, so a device's round takes the longer of the two.
+
+`Drafter` makes drafts that fit and are allowed of a layout: borders, and stages of which some are
+only devices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import StageGroup, alone
-from p2ptrain.plan.problem.question import Constraints
-from p2ptrain.plan.types.allocation import Allocation, BatchSplit, hand_out
+from p2ptrain.plan.cost.draft import (
+    Draft,
+    StageGroup,
+    UnplacedGroup,
+    alone,
+    draft_groups,
+    usual_depths,
+)
+from p2ptrain.plan.problem.judge import Judge
+from p2ptrain.plan.problem.question import Question
+from p2ptrain.plan.search.structure_moves import Stage
+from p2ptrain.plan.types.allocation import BatchSplit, hand_out
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -29,96 +42,87 @@ FINE = 64
 
 
 class ShareDivider:
-    """Groups for the stages of one cost model that obey the caps; keeps what it has computed."""
+    """Groups for the stages of one question that obey its caps; keeps what it has computed."""
 
-    def __init__(self, cost: CostModel, rules: Constraints) -> None:
-        self.cost, self.rules = cost, rules
-        self._groups: dict[tuple[object, ...], StageGroup | None] = {}
-        self._exchanges: dict[tuple[tuple[int, ...], int], SampleExchange] = {}
+    def __init__(self, question: Question) -> None:
+        self.cost, self._question = question.cost, question
+        self._groups: dict[
+            tuple[BatchSplit, UnplacedGroup, tuple[int, int], int], StageGroup | None
+        ] = {}
+        self._exchanges: dict[frozenset[int], dict[int, SampleExchange]] = {}
 
-    def samples(
+    def group(
+        self, split: BatchSplit, part: UnplacedGroup, units: tuple[int, int], depth: int = 1
+    ) -> StageGroup | None:
+        """`part` sharing units by speed: a device alone takes all.
+
+        Args:
+            depth: micro-batches that memory must hold at once where samples are divided.
+
+        Returns:
+            None where it does not hold them, or there is less to share than devices.
+        """
+        key = split, part, units, depth
+        if key not in self._groups:
+            self._groups[key] = self._shared(split, part, units, depth)
+        return self._groups[key]
+
+    def _shared(
+        self, split: BatchSplit, part: UnplacedGroup, units: tuple[int, int], depth: int
+    ) -> StageGroup | None:
+        devices = part.devices
+        if len(devices) == 1:
+            return alone(split, devices[0])
+        links = self._link_seconds(devices, units)
+        total = split.micro_batches if part.deals else split.micro_batch
+        most = self._allowed(split, devices, units, total)
+        if part.deals:
+            each = [
+                self._seconds(place, devices, units, links, split.first_samples)
+                for place in range(len(devices))
+            ]
+            shares = even_out(total, most, lambda place, n: n * each[place])
+        else:
+            per_sample = split.in_flight_samples(depth) / split.first_samples
+            room = [
+                int(self.cost.samples_that_fit(*units, memory) / per_sample)
+                for memory in (self.cost.devices[device].memory_bytes for device in devices)
+            ]
+            shares = even_out(
+                total,
+                list(map(min, room, most)),
+                lambda place, n: self._seconds(place, devices, units, links, n),
+            )
+        return None if shares is None else StageGroup(devices, shares, part.allocation)
+
+    def _seconds(
         self,
-        split: BatchSplit,
+        place: int,
         devices: tuple[int, ...],
         units: tuple[int, int],
-        depth: int = 1,
-    ) -> StageGroup | None:
-        """Samples of each micro-batch by speed, as far as memory holds `depth` micro-batches.
+        links: Sequence[float],
+        samples: int,
+    ) -> float:
+        """Of so many samples, computed and carried at once."""
+        computing = sum(self.cost.stage_seconds(devices[place], *units, samples))
+        return max(computing, samples * links[place])
 
-        None where it does not, or where there are fewer samples than devices.
-        """
-        key = "samples", split, devices, units, depth
-        if key not in self._groups:
-            self._groups[key] = self._by_samples(split, devices, units, depth)
-        return self._groups[key]
-
-    def micro_batches(
-        self, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int]
-    ) -> StageGroup | None:
-        """Whole micro-batches by speed; None where there are fewer than devices."""
-        key = "micro_batches", split, devices, units
-        if key not in self._groups:
-            self._groups[key] = self._by_micro_batches(split, devices, units)
-        return self._groups[key]
-
-    def _by_samples(
-        self, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int], depth: int
-    ) -> StageGroup | None:
-        if len(devices) == 1:
-            return alone(split, devices[0])
-        cost, in_flight = self.cost, split.in_flight_samples(depth)
-        per_sample = in_flight / split.first_samples  # micro-batches really in flight
-        allowed = self._allowed(split, devices, units, split.micro_batch)
-        most = [
-            min(
-                int(cost.samples_that_fit(*units, cost.devices[device].memory_bytes) / per_sample),
-                allowed[place],
-            )
-            for place, device in enumerate(devices)
-        ]
-
-        links = [self._link_seconds(devices, device, units) for device in devices]
-
-        def seconds(place: int, samples: int) -> float:
-            computing = sum(cost.stage_seconds(devices[place], *units, samples))
-            return max(computing, samples * links[place])
-
-        shares = even_out(split.micro_batch, most, seconds)
-        return None if shares is None else StageGroup(devices, shares)
-
-    def _by_micro_batches(
-        self, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int]
-    ) -> StageGroup | None:
-        if len(devices) == 1:
-            return alone(split, devices[0])
-        cost, size = self.cost, split.first_samples
-        each = [
-            max(
-                sum(cost.stage_seconds(device, *units, size)),
-                size * self._link_seconds(devices, device, units),
-            )
-            for device in devices
-        ]
-        count = split.micro_batches
-        most = self._allowed(split, devices, units, count)
-        shares = even_out(count, most, lambda place, n: n * each[place])
-        return None if shares is None else StageGroup(devices, shares, Allocation.MICRO_BATCHES)
-
-    def _link_seconds(self, devices: tuple[int, ...], device: int, units: tuple[int, int]) -> float:
-        """Seconds a sample that the device's links are busy at least."""
-        key = tuple(sorted(devices)), device
+    def _link_seconds(self, devices: tuple[int, ...], units: tuple[int, int]) -> list[float]:
+        """Seconds a sample that each device's links are busy at least."""
+        key = frozenset(devices)
         if key not in self._exchanges:
-            self._exchanges[key] = exchange(self.cost, devices, device)
-        return self._exchanges[key].seconds(*units)
+            self._exchanges[key] = exchanges(self.cost, key)
+        known = self._exchanges[key]
+        return [known[device].seconds(*units) for device in devices]
 
     def _allowed(
         self, split: BatchSplit, devices: tuple[int, ...], units: tuple[int, int], total: int
     ) -> list[int]:
         """The largest share of `total` that each device's cap allows."""
-        if not self.rules.caps:
+        if not self._question.caps:
             return [total] * len(devices)
-        work = self.rules.work.units(*units, split.first_samples)
-        parts = [self.rules.most_part(device) for device in devices]
+        work = self._question.work.units(*units, split.first_samples)
+        parts = [self._question.most_part(device) for device in devices]
         return [total if work <= part else int(total * part / work) for part in parts]
 
 
@@ -163,18 +167,76 @@ class SampleExchange:
         return float(max(received, self.sent[0, first] + self.sent[1, end]))
 
 
-def exchange(cost: CostModel, devices: Sequence[int], device: int) -> SampleExchange:
-    """Of `device` in a group of `devices`."""
-    profile, count = cost.profile, cost.unit_count
+def exchanges(cost: CostModel, devices: Collection[int]) -> dict[int, SampleExchange]:
+    """Of each device of a group."""
+    profile, count, rates = cost.profile, cost.unit_count, cost.links.rates
     carried = np.array([0.0, *(unit.output_bytes for unit in profile.units[:-1]), 0.0])
     outside = [other for other in range(len(cost.devices)) if other not in devices]
-    rates = cost.links.rates
-    received, sent = np.zeros((2, count + 1)), np.zeros((2, count + 1))
-    if outside:
-        received[:] = carried / rates[outside, device].max()
-        sent[:] = carried / rates[device, outside].max()
-    if device != cost.holder:
-        fed = rates[cost.holder, device]
-        received[0, 0] = profile.input_bytes / fed
-        received[1, count] = profile.target_bytes / fed
-    return SampleExchange(received, sent)
+    found = {}
+    for device in devices:
+        received, sent = np.zeros((2, count + 1)), np.zeros((2, count + 1))
+        if outside:
+            received[:] = carried / rates[outside, device].max()
+            sent[:] = carried / rates[device, outside].max()
+        if device != cost.holder:
+            fed = rates[cost.holder, device]
+            received[0, 0] = profile.input_bytes / fed
+            received[1, count] = profile.target_bytes / fed
+        found[device] = SampleExchange(received, sent)
+    return found
+
+
+class Drafter:
+    """Drafts layouts that a question allows; another judge than its own may judge them."""
+
+    def __init__(self, question: Question, judge: Judge | None = None) -> None:
+        self.question, self.judge = question, judge or question.judge
+        self._divider = ShareDivider(question)
+
+    def drafts(
+        self, split: BatchSplit, borders: Sequence[int], stages: Sequence[Stage]
+    ) -> Iterator[Draft]:
+        """Shares by speed, and where memory makes that shallow shares that leave it room.
+
+        With usual depths, and deeper ones where those may be faster by the bound.
+        """
+        shallow = self._drafted(split, borders, stages, (1,) * len(stages))
+        if shallow is None:
+            return
+        drafts = [shallow]
+        usual = usual_depths(shallow.groups, split.micro_batches)
+        if shallow.warmup != usual:
+            drafts += [
+                draft
+                for depths in (usual, tuple(max(1, depth // 2) for depth in usual))
+                if (draft := self._drafted(split, borders, stages, depths)) is not None
+            ]
+        for draft in dict.fromkeys(drafts):
+            if self.question.allow(draft):
+                yield draft
+                yield from self.judge.deepened(draft)
+
+    def resized(self, draft: Draft, split: BatchSplit) -> Iterator[Draft]:
+        """The same structure with micro-batches of another size."""
+        kinds = [UnplacedGroup(group.devices, group.allocation) for group in draft.groups]
+        return self.drafts(split, draft.borders, kinds)
+
+    def _drafted(
+        self,
+        split: BatchSplit,
+        borders: Sequence[int],
+        stages: Sequence[Stage],
+        depths: Sequence[int],
+    ) -> Draft | None:
+        """With shares that leave memory for `depths`; None where nothing fits."""
+        groups: list[StageGroup] = []
+        for stage, units, depth in zip(stages, pairwise(borders), depths, strict=True):
+            group: StageGroup | None = (
+                stage
+                if isinstance(stage, StageGroup)
+                else self._divider.group(split, stage, units, depth)
+            )
+            if group is None:
+                return None
+            groups.append(group)
+        return draft_groups(self.judge.cost, split, borders, groups)

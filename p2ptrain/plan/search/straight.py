@@ -25,7 +25,7 @@ from p2ptrain.plan.problem.partition import (
     every_subset,
     in_order,
 )
-from p2ptrain.plan.problem.question import Constraints
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.types.allocation import BatchSplit
 
 MAX_ENUMERATED = 300
@@ -52,28 +52,29 @@ PROMISING = 3
 
 @dataclass(frozen=True, slots=True)
 class StraightSearch:
-    """One search; `pool` keeps every candidate of the dynamic programmes.
+    """One search; `pool` keeps every candidate of the dynamic programmes."""
 
-    Attributes:
-        devices: those that may be used (with private data, the holder is among them).
-        rules: what a draft must obey.
-    """
-
-    judge: Judge
-    devices: tuple[int, ...]
-    splits: Sequence[BatchSplit]
-    rules: Constraints
+    question: Question
     pools: dict[BatchSplit, dict[Draft, None]] = field(default_factory=dict)
 
     @property
     def cost(self) -> CostModel:
-        """The judge's cost model."""
-        return self.judge.cost
+        """The question's cost model."""
+        return self.question.cost
+
+    @property
+    def judge(self) -> Judge:
+        """The question's judge."""
+        return self.question.judge
 
     @property
     def _inner(self) -> tuple[int, ...]:
         """Devices that may have a stage which is not pinned to the holder."""
-        return tuple(d for d in self.devices if not (self.rules.private and d == self.cost.holder))
+        return tuple(
+            d
+            for d in self.question.devices
+            if not (self.question.private and d == self.cost.holder)
+        )
 
     @property
     def _cuts(self) -> tuple[int, ...]:
@@ -84,7 +85,7 @@ class StraightSearch:
         """`best` and the fastest candidates, fastest first; nothing where nothing fits."""
         if self._inner:
             if self.count_placements() <= MAX_ENUMERATED:
-                for split in self.splits:
+                for split in self.question.splits:
                     self._collect(split, self.every_placement())
             else:
                 self._search()
@@ -129,12 +130,12 @@ class StraightSearch:
     def count_placements(self) -> int:
         """How many `every_placement` gives."""
         units, devices = self.cost.unit_count, len(self._inner)
-        ends = 2 if self.rules.private else 0
+        ends = 2 if self.question.private else 0
         return sum(perm(devices, n) * comb(units - 1, n + ends - 1) for n in range(1, devices + 1))
 
     def every_placement(self) -> Iterator[DevicePlacement]:
         """All straight pipelines over all subsets and orders of the devices."""
-        units, holder = self.cost.unit_count, (self.cost.holder,) if self.rules.private else ()
+        units, holder = self.cost.unit_count, (self.cost.holder,) if self.question.private else ()
         # Each stage has a unit at least: where more devices are in a row, none is left for some.
         most = min(len(self._inner), units - 2 * len(holder))
         for n in range(1, most + 1):
@@ -145,9 +146,9 @@ class StraightSearch:
 
     def _search(self) -> None:
         values = []
-        for split in self.splits:
+        for split in self.question.splits:
             few = self._fastest(MAX_SCREENED_DEVICES)
-            partition = Partition(self.cost, split, rules=self.rules, cuts=self._cuts)
+            partition = Partition(self.cost, split, question=self.question, cuts=self._cuts)
             found = [self._ordered(partition, order) for order in self._orders(few)[:2]]
             values.append((min(found), split))
         values.sort(key=lambda value: value[0])
@@ -158,7 +159,7 @@ class StraightSearch:
         inner = self._inner
         for duplex in (True, False):
             partition = Partition(
-                self.cost, split, duplex=duplex, rules=self.rules, cuts=self._cuts
+                self.cost, split, duplex=duplex, question=self.question, cuts=self._cuts
             )
             if len(inner) > MAX_SUBSET_DEVICES:
                 for order in self._orders(self._fastest(MAX_ORDERED_DEVICES)):
@@ -177,18 +178,18 @@ class StraightSearch:
         return likely_orders(self.cost, devices)
 
     def _tail(self, partition: Partition) -> Suffix | None:
-        return partition.last(self.cost.holder) if self.rules.private else None
+        return partition.last(self.cost.holder) if self.question.private else None
 
     def _ordered(self, partition: Partition, order: Sequence[int]) -> float:
         return self._gather(partition, list(in_order(partition, order, self._tail(partition))))
 
     def _gather(self, partition: Partition, suffixes: list[Suffix]) -> float:
         """Put the best whole pipelines into the pool; the value of the best one."""
-        if self.rules.private:
+        if self.question.private:
             suffixes = _with_holder_in_front(partition, suffixes, self.cost.holder)
         possible = [suffix for suffix in suffixes if isfinite(suffix.value[0])]
-        if self.rules.required:
-            needed = self.rules.required
+        if self.question.required:
+            needed = self.question.required
             possible = [s for s in possible if needed <= frozenset(s.placement()[1])]
         kept = nsmallest(KEPT, possible, key=lambda suffix: float(suffix.value[0]))
         self._collect(partition.split, map(partition.placement, kept))
@@ -196,7 +197,7 @@ class StraightSearch:
 
     def _collect(self, split: BatchSplit, placements: Iterable[DevicePlacement]) -> None:
         for borders, devices in placements:
-            drafts = filter(self.rules.allow, self.judge.drafted(split, borders, devices))
+            drafts = filter(self.question.allow, self.judge.drafted(split, borders, devices))
             self.pools.setdefault(split, {}).update(dict.fromkeys(drafts))
 
 

@@ -1,87 +1,85 @@
 """Changes of a draft's structure: borders, which devices form a stage, which devices take part.
 
 A change keeps the groups it does not touch and names the others by their kind; their shares are
-then balanced again (`balanced_groups.Drafter`).
+then balanced again (`shares.Drafter`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from p2ptrain.plan.cost.draft import Draft, StageGroup
-from p2ptrain.plan.problem.question import Constraints
-from p2ptrain.plan.types.allocation import EVERY_ALLOCATION
+from p2ptrain.plan.cost.draft import Draft, StageGroup, UnplacedGroup
+from p2ptrain.plan.problem.question import Question
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
 
 STEPS = (1, 2, 4, 8)
 """How many units a border moves at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroupKind:
-    """Who forms a stage; `deals` says that they take whole micro-batches, not samples of each."""
-
-    devices: tuple[int, ...]
-    deals: bool = False
-
-
-Stage: TypeAlias = StageGroup | GroupKind
+Stage: TypeAlias = StageGroup | UnplacedGroup
 
 Layout: TypeAlias = tuple[tuple[int, ...], tuple[Stage, ...]]
 """Borders, and a stage between each two of them."""
 
 
-def coarse_changes(draft: Draft, spare: Sequence[int], rules: Constraints) -> Iterator[Layout]:
+def coarse_changes(draft: Draft, spare: Sequence[int], question: Question) -> Iterator[Layout]:
     """Layouts one change away; `spare` are devices that the draft does not use."""
-    return _obeying(_changes(draft, spare, rules), rules)
+    return _obeying(_changes(draft, spare, question), question)
 
 
-def _obeying(layouts: Iterable[Layout], rules: Constraints) -> Iterator[Layout]:
+def _obeying(layouts: Iterable[Layout], question: Question) -> Iterator[Layout]:
     """Each with groups that divide their work as they may, once."""
-    if not rules.groups or rules.allocations == EVERY_ALLOCATION:
+    if not question.groups or question.allocations == EVERY_ALLOCATION:
         yield from layouts
         return
     seen: set[Layout] = set()
     for borders, stages in layouts:
-        layout = borders, tuple(_permitted(stage, rules) for stage in stages)
+        layout = borders, tuple(_permitted(stage, question) for stage in stages)
         if layout not in seen:
             seen.add(layout)
             yield layout
 
 
-def _permitted(stage: Stage, rules: Constraints) -> Stage:
-    if isinstance(stage, StageGroup) or len(stage.devices) == 1 or rules.permit(deals=stage.deals):
+def _permitted(stage: Stage, question: Question) -> Stage:
+    if (
+        isinstance(stage, StageGroup)
+        or len(stage.devices) == 1
+        or question.permit(deals=stage.deals)
+    ):
         return stage
-    return replace(stage, deals=not stage.deals)
+    return _kind(stage.devices, deals=not stage.deals)
 
 
-def _changes(draft: Draft, spare: Sequence[int], rules: Constraints) -> Iterator[Layout]:
+def _changes(draft: Draft, spare: Sequence[int], question: Question) -> Iterator[Layout]:
     yield from _moved_borders(draft)
-    free = [p for p in range(len(draft.groups)) if p not in rules.pinned(len(draft.groups))]
+    free = [p for p in range(len(draft.groups)) if p not in question.pinned(len(draft.groups))]
     if not free:
         return
     yield from _merged(draft, free)
-    if rules.groups:
+    if question.groups:
         yield from _toggled(draft, free)
         yield from _moved_devices(draft, free)
     yield from _swapped(draft, free)
     yield from _dropped(draft, free)
     yield from _split(draft, free)
     for device in spare:
-        yield from _taken_in(draft, free, device, rules)
+        yield from _taken_in(draft, free, device, question)
 
 
-def taking_in(draft: Draft, device: int, rules: Constraints) -> Iterator[Layout]:
+def taking_in(draft: Draft, device: int, question: Question) -> Iterator[Layout]:
     """Only those changes that give `device`, which the draft does not use, a part."""
-    free = [p for p in range(len(draft.groups)) if p not in rules.pinned(len(draft.groups))]
+    free = [p for p in range(len(draft.groups)) if p not in question.pinned(len(draft.groups))]
     if free:
-        yield from _obeying(_taken_in(draft, free, device, rules), rules)
+        yield from _obeying(_taken_in(draft, free, device, question), question)
 
 
-def _kind(group: StageGroup, devices: Sequence[int]) -> GroupKind:
-    """The group's kind with other devices."""
-    return GroupKind(tuple(devices), deals=group.deals and len(devices) > 1)
+def _kind(devices: Sequence[int], *, deals: bool) -> UnplacedGroup:
+    """`deals` says that they take whole micro-batches, not samples of each."""
+    several = deals and len(devices) > 1
+    return UnplacedGroup(
+        tuple(devices), Allocation.MICRO_BATCHES if several else Allocation.SAMPLES
+    )
 
 
 def _replaced(draft: Draft, changed: dict[int, Sequence[int]]) -> Layout:
@@ -92,7 +90,7 @@ def _replaced(draft: Draft, changed: dict[int, Sequence[int]]) -> Layout:
         devices = changed.get(p, group.devices)
         if not devices:
             continue
-        stages.append(_kind(group, devices) if p in changed else group)
+        stages.append(_kind(devices, deals=group.deals) if p in changed else group)
         borders.append(draft.borders[p + 1])
     borders[-1] = draft.borders[-1]
     return tuple(borders), tuple(stages)
@@ -110,14 +108,17 @@ def _moved_borders(draft: Draft) -> Iterator[Layout]:
                 moved = tuple(border + shift for border in draft.borders[first:end])
                 if draft.borders[first - 1] < moved[0] and moved[-1] < draft.borders[end]:
                     borders = (*draft.borders[:first], *moved, *draft.borders[end:])
-                    yield borders, tuple(_kind(group, group.devices) for group in draft.groups)
+                    yield (
+                        borders,
+                        tuple(_kind(group.devices, deals=group.deals) for group in draft.groups),
+                    )
 
 
 def _toggled(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
     for p in free:
         group = draft.groups[p]
         if len(group.devices) > 1:
-            other = GroupKind(group.devices, deals=not group.deals)
+            other = _kind(group.devices, deals=not group.deals)
             yield draft.borders, (*draft.groups[:p], other, *draft.groups[p + 1 :])
 
 
@@ -128,7 +129,7 @@ def _merged(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
             devices = draft.groups[p].devices + draft.groups[p + 1].devices
             borders = (*draft.borders[: p + 1], *draft.borders[p + 2 :])
             for deals in (False, True):
-                merged = GroupKind(devices, deals=deals)
+                merged = _kind(devices, deals=deals)
                 yield borders, (*draft.groups[:p], merged, *draft.groups[p + 2 :])
 
 
@@ -184,35 +185,35 @@ def _split(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
         if len(group.devices) == 1 or end - first < 2:
             continue
         for device in group.devices:
-            others = _kind(group, [other for other in group.devices if other != device])
+            others = _kind([other for other in group.devices if other != device], deals=group.deals)
             share = max(1, round((end - first) / len(group.devices)))
             for cut, pair in (
-                (first + share, (GroupKind((device,)), others)),
-                (end - share, (others, GroupKind((device,)))),
+                (first + share, (_kind((device,), deals=False), others)),
+                (end - share, (others, _kind((device,), deals=False))),
             ):
                 borders = (*draft.borders[: p + 1], cut, *draft.borders[p + 1 :])
                 yield borders, (*draft.groups[:p], *pair, *draft.groups[p + 1 :])
 
 
 def _taken_in(
-    draft: Draft, free: Sequence[int], device: int, rules: Constraints
+    draft: Draft, free: Sequence[int], device: int, question: Question
 ) -> Iterator[Layout]:
     """A new device replaces one, joins a group, or gets a stage of its own."""
     for p in free:
         group = draft.groups[p]
         for one in group.devices:
             yield _replaced(draft, {p: [device if d == one else d for d in group.devices]})
-        if rules.groups:
+        if question.groups:
             joined = (*group.devices, device)
             for deals in sorted({group.deals, False}):
-                stage = GroupKind(joined, deals=deals)
+                stage = _kind(joined, deals=deals)
                 yield draft.borders, (*draft.groups[:p], stage, *draft.groups[p + 1 :])
-    yield from _added(draft, device, rules)
+    yield from _added(draft, device, question)
 
 
-def _added(draft: Draft, device: int, rules: Constraints) -> Iterator[Layout]:
+def _added(draft: Draft, device: int, question: Question) -> Iterator[Layout]:
     """Half of a stage's units, or one of them, before or behind the rest of it."""
-    pinned, own = rules.pinned(len(draft.groups)), GroupKind((device,))
+    pinned, own = question.pinned(len(draft.groups)), _kind((device,), deals=False)
     for p, (first, end) in enumerate(draft.units):
         group, middle = draft.groups[p], (first + end) // 2
         for cut in sorted({middle, end - 1} - {first, end}):

@@ -21,11 +21,10 @@ from typing import Protocol
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, split_backwards, split_usually
 from p2ptrain.plan.problem.judge import Judge, Judged
-from p2ptrain.plan.problem.question import Constraints, Question
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.annealing import annealed
-from p2ptrain.plan.search.balanced_groups import Drafter
 from p2ptrain.plan.search.climb import climb_fine, climb_sizes
-from p2ptrain.plan.search.shares import ShareDivider
+from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.types.request import Schedule
 
 EFFORT = 0.3
@@ -46,7 +45,7 @@ class SplitSearch(Protocol):
 
 
 def with_split(
-    question: Question, rules: Constraints, best: Judged, search: Callable[[Question], SplitSearch]
+    question: Question, best: Judged, search: Callable[[Question], SplitSearch]
 ) -> Judged:
     """`best`, or the best plan with split backwards that `search` of the question finds.
 
@@ -55,18 +54,18 @@ def with_split(
     """
     if question.schedule is Schedule.ONE_F_ONE_B or not question.cost.can_split:
         return best
-    split = _searched(question, rules, best, search)
+    split = _searched(question, best, search)
     needed = question.schedule is Schedule.ZERO_BUBBLE
     if split is None or not (needed or split.seconds < best.seconds * SPLIT_WORTH):
         return best
     return split
 
 
-def annealed_split(question: Question, rules: Constraints, best: Judged, tasks: int) -> Judged:
+def annealed_split(question: Question, best: Judged, tasks: int) -> Judged:
     """`best`, whose backwards are split, or what annealing for so many tasks finds."""
     judge = SplitJudge(question.cost, tasks)
     whole = replace(best.draft, held=())
-    found = annealed(question, rules, judge, Judged(judge.seconds(whole), whole))
+    found = annealed(question, judge, Judged(judge.seconds(whole), whole))
     variants = SplitJudge(question.cost, int(VARIANT_TASKS * question.effort))
     split = _exact(variants, [found.draft])
     return best if split is None or split.seconds >= best.seconds else split
@@ -87,7 +86,7 @@ def split_planner_answer(question: Question, draft: Draft) -> Draft:
 
 
 def _searched(
-    question: Question, rules: Constraints, best: Judged, search: Callable[[Question], SplitSearch]
+    question: Question, best: Judged, search: Callable[[Question], SplitSearch]
 ) -> Judged | None:
     """The best split draft that search and climb lead to, or a split of `best`."""
     effort = question.effort
@@ -98,13 +97,13 @@ def _searched(
     climbed = []
     for one in starts.values():
         judge.budget_tasks = int(CLIMB_TASKS * effort / len(starts))
-        climbed.append(_climbed(question, rules, judge, one).draft)
+        climbed.append(_climbed(question, judge, one).draft)
     variants = SplitJudge(question.cost, int(VARIANT_TASKS * effort))
     return _exact(variants, [*climbed, best.draft])
 
 
-def _climbed(question: Question, rules: Constraints, judge: Judge, start: Judged) -> Judged:
-    drafter = Drafter(judge, ShareDivider(question.cost, rules))
+def _climbed(question: Question, judge: Judge, start: Judged) -> Judged:
+    drafter = Drafter(question, judge)
     climbed = climb_fine(judge, drafter, start, judge.budget_tasks // 2)
     if question.least_piece is None:
         return climbed

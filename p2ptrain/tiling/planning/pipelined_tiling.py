@@ -16,10 +16,10 @@ from math import inf
 from typing import NamedTuple
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import StageGroup, place_seconds
-from p2ptrain.plan.cost.workload_share import WorkloadShare
+from p2ptrain.plan.cost.draft import StageGroup, UnplacedGroup, place_seconds
+from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.partition import Partition, Suffix, every_subset
-from p2ptrain.plan.problem.question import Constraints
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.tile_shape import owners
@@ -109,21 +109,16 @@ class TrailingStages:
 
     def _groups(self, first: int) -> list[StageGroup]:
         """All of them in one stage, each way that memory allows."""
-        units, key = (first, self.cost.unit_count), (self.split, self.devices)
+        units = first, self.cost.unit_count
         found = [
-            self._divider.samples(*key, units)
-            if way is Allocation.SAMPLES
-            else self._divider.micro_batches(*key, units)
+            self._divider.group(self.split, UnplacedGroup(self.devices, way), units)
             for way in self._ways
         ]
         return [group for group in found if group is not None]
 
     @cached_property
     def _divider(self) -> ShareDivider:
-        rules = Constraints(
-            self.cost.holder, WorkloadShare(self.cost.profile), allocations=self.allocations
-        )
-        return ShareDivider(self.cost, rules)
+        return ShareDivider(Question(Judge(self.cost, 0), [self.split], self.devices))
 
     @cached_property
     def _suffixes(self) -> Sequence[Suffix]:

@@ -155,3 +155,13 @@ def test_auto_plans_asynchronously_in_the_window_of_its_replicas() -> None:
     assert dealing
     for stage in dealing:
         assert plan.micro_batches % len(stage.devices) == 0
+
+
+def test_reasons_of_an_asynchronous_plan_speak_of_mini_batches() -> None:
+    slow = ClusterDevice("slow", 16 * 10**9, 500.0)
+    cluster = Cluster((*equal(2).devices, slow), ClusterLink(1.25e9, 50e-6))
+    plan = make_plan(vgg_like(), cluster, planning_examples.quick_request(1, mode=PlanMode.ASYNC))
+    (out,) = plan.left_out
+    assert out.name == "slow"
+    assert out.reason.startswith("with it a batch would take ")
+    assert "round" not in out.reason

@@ -13,7 +13,6 @@ from p2ptrain.plan.cost.draft import alone, draft_groups
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.annealing import MAX_DEVICES, annealed, annealing_tasks
-from p2ptrain.plan.search.auto import rules_of
 from p2ptrain.plan.simulation.simulate import simulate_draft
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
@@ -47,10 +46,10 @@ def test_it_is_never_slower_and_obeys_the_rules(seed: int, groups: bool, deals: 
     how = Allocation.MICRO_BATCHES if deals else Allocation.SAMPLES
     asked = question(seed, groups=groups, allocations=frozenset({how}))
     asked.judge.budget_tasks = 800
-    start, rules = on_one_device(asked), rules_of(asked)
-    found = annealed(asked, rules, asked.judge, start)
+    start = on_one_device(asked)
+    found = annealed(asked, asked.judge, start)
     assert found.seconds <= start.seconds
-    assert found.draft == start.draft or rules.allow(found.draft)
+    assert found.draft == start.draft or asked.allow(found.draft)
     simulation = simulate_draft(asked.cost, found.draft)
     for device in asked.cost.devices:
         assert simulation.peak_bytes.get(device.name, 0) <= device.memory_bytes
@@ -62,15 +61,13 @@ def test_it_is_never_slower_and_obeys_the_rules(seed: int, groups: bool, deals: 
 def test_from_one_device_it_finds_the_way_to_many() -> None:
     asked = question(3)
     start = on_one_device(asked)
-    found = annealed(asked, rules_of(asked), asked.judge, start)
+    found = annealed(asked, asked.judge, start)
     assert len(found.draft.devices) > 1
     assert found.seconds < start.seconds
 
 
 def test_the_same_question_has_the_same_answer() -> None:
-    answers = [
-        annealed(q, rules_of(q), q.judge, on_one_device(q)) for q in (question(5), question(5))
-    ]
+    answers = [annealed(q, q.judge, on_one_device(q)) for q in (question(5), question(5))]
     assert answers[0] == answers[1]
 
 

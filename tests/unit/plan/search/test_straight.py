@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.problem.judge import Judge
-from p2ptrain.plan.problem.question import Constraints
+from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.types.allocation import BatchSplit
 from tests.support import planning_examples
@@ -22,9 +21,8 @@ def test_no_more_devices_are_tried_than_there_are_units(
     profile = planning_examples.profile([(1.0, 1.0)] * units)
     names = [f"device{number}" for number in range(devices)]
     cost = CostModel(profile, planning_examples.cluster(*names))
-    rules = Constraints(cost.holder, WorkloadShare(profile), private=private)
-    judge = Judge(cost, 1000)
-    search = StraightSearch(judge, tuple(range(devices)), (BatchSplit(4, 1),), rules)
+    judge, split = Judge(cost, 1000), BatchSplit(4, 1)
+    search = StraightSearch(Question(judge, (split,), tuple(range(devices)), private=private))
     found = list(search.every_placement())
     assert len(set(found)) == len(found) == search.count_placements()
     assert all(len(chosen) <= units for _, chosen in found)

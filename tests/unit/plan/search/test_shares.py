@@ -8,8 +8,10 @@ from random import Random
 import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import StageGroup
-from p2ptrain.plan.search.balanced_groups import balanced_group
+from p2ptrain.plan.cost.draft import StageGroup, UnplacedGroup
+from p2ptrain.plan.problem.judge import Judge
+from p2ptrain.plan.problem.question import Question
+from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice
 from p2ptrain.plan.types.profile import Profile, Unit
@@ -30,6 +32,19 @@ def random_cost(random: Random, devices: int) -> CostModel:
     )
     model = Profile("random", 0, 0, units, 1.0, TimeTable((2, 4, 8), tuple(times)))
     return CostModel(model, Cluster(members, FREE))
+
+
+def shared(
+    cost: CostModel,
+    split: BatchSplit,
+    units: tuple[int, int],
+    allocation: Allocation = Allocation.SAMPLES,
+    depth: int = 1,
+) -> StageGroup | None:
+    """All devices in one stage."""
+    devices = tuple(range(len(cost.devices)))
+    divider = ShareDivider(Question(Judge(cost, 0), [split], devices))
+    return divider.group(split, UnplacedGroup(devices, allocation), units, depth)
 
 
 def finishing(cost: CostModel, split: BatchSplit, group: StageGroup) -> float:
@@ -60,7 +75,7 @@ def test_no_other_division_finishes_earlier(seed: int) -> None:
         for shares in compositions(12, devices)
         if all(share <= most for share, most in zip(shares, room, strict=True))
     ]
-    found = balanced_group(cost, split, (0, 2), range(devices))
+    found = shared(cost, split, (0, 2))
     if not allowed:
         assert found is None
         return
@@ -75,7 +90,7 @@ def test_no_other_division_finishes_earlier(seed: int) -> None:
 def test_no_other_deal_finishes_earlier(seed: int) -> None:
     random = Random(seed)
     cost, split = random_cost(random, 3), BatchSplit(18, 2)
-    found = balanced_group(cost, split, (0, 2), range(3), Allocation.MICRO_BATCHES)
+    found = shared(cost, split, (0, 2), Allocation.MICRO_BATCHES)
     assert found is not None
     assert sum(found.shares) == 9
     best = min(
@@ -89,18 +104,18 @@ def test_depth_leaves_room_for_more_micro_batches() -> None:
     model = profile([(1.0, 1.0)], activation_bytes=10)
     small = ClusterDevice("b", 50)
     cost = CostModel(model, Cluster((ClusterDevice("a", PLENTY, holder=True), small), FREE))
-    split = BatchSplit(40, 10)
-    shallow = balanced_group(cost, split, (0, 1), (0, 1), depth=1)
-    deep = balanced_group(cost, split, (0, 1), (0, 1), depth=2)
+    split = BatchSplit(60, 10)
+    shallow = shared(cost, split, (0, 1), depth=1)
+    deep = shared(cost, split, (0, 1), depth=2)
     assert shallow is not None
     assert shallow.shares == (5, 5)
     assert deep is not None
     assert deep.shares == (8, 2)
-    assert balanced_group(cost, split, (0, 1), (0, 1), depth=6) is None  # not one sample fits
+    assert shared(cost, split, (0, 1), depth=6) is None  # not one sample fits
 
 
 def test_more_devices_than_shares_is_impossible() -> None:
     cost = CostModel(profile([(1.0, 1.0)]), cluster("a", "b", "c"))
-    assert balanced_group(cost, BatchSplit(8, 2), (0, 1), (0, 1, 2)) is None
-    dealt = balanced_group(cost, BatchSplit(4, 2), (0, 1), (0, 1, 2), Allocation.MICRO_BATCHES)
+    assert shared(cost, BatchSplit(8, 2), (0, 1)) is None
+    dealt = shared(cost, BatchSplit(4, 2), (0, 1), Allocation.MICRO_BATCHES)
     assert dealt is None
