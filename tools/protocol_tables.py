@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from p2ptrain.messages import kinds
-from p2ptrain.messages.energy import EnergyReply
 from p2ptrain.messages.findings import FindingFields
 from p2ptrain.messages.job_requests import (
     FactsRequest,
@@ -29,6 +28,7 @@ from p2ptrain.messages.job_requests import (
     PrepareRequest,
     StateRequest,
 )
+from p2ptrain.messages.measured import EnergyReply
 from p2ptrain.messages.plan_request import PassedOver
 from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder, StageKey
 from p2ptrain.messages.snapshots import (

@@ -16,23 +16,18 @@ from p2ptrain.errors import Error
 from p2ptrain.events import Done
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
-from p2ptrain.messages.energy import EnergyReply
 from p2ptrain.messages.kinds import ENERGY
+from p2ptrain.messages.measured import EnergyReply
 from p2ptrain.net.message import Message
 from p2ptrain.process.energy import EnergyMeter, EnergyReading
 
 log = get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class EnergySettings:
-    """Attributes:
-    every_seconds: between two questions to a device.
-    answer_seconds: for an answer.
-    """
+EVERY_SECONDS = 10.0
+"""Between two questions to a device."""
 
-    every_seconds: float = 10.0
-    answer_seconds: float = 2.0
+ANSWER_SECONDS = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +86,8 @@ class EnergyCounter:
         mesh: Mesh,
         meter: EnergyMeter,
         devices: Callable[[], Collection[str]],
-        settings: EnergySettings | None = None,
     ) -> None:
         self._mesh, self._meter, self._devices = mesh, meter, devices
-        self._settings = settings or EnergySettings()
         self._tally = EnergyTally()
 
     @property
@@ -105,7 +98,7 @@ class EnergyCounter:
     async def run(self) -> None:
         """Fetch until cancelled."""
         while True:
-            await asyncio.sleep(self._settings.every_seconds)
+            await asyncio.sleep(EVERY_SECONDS)
             await self.fetch()
 
     async def fetch(self) -> None:
@@ -118,8 +111,8 @@ class EnergyCounter:
 
     async def _fetch_from(self, device: str) -> None:
         try:
-            seconds = self._settings.answer_seconds
-            reply = await self._mesh.call(device, Message(ENERGY, {}), timeout_seconds=seconds)
+            message = Message(ENERGY, {})
+            reply = await self._mesh.call(device, message, timeout_seconds=ANSWER_SECONDS)
             found = EnergyReply.read(reply.fields)
         except (Error, TimeoutError) as error:
             log.info("no_energy", device=device[:12], why=str(error) or "it took too long")

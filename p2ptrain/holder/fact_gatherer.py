@@ -7,12 +7,11 @@ process beside training. What is known is written down when the job ends.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
-from typing import Protocol
 
 from p2ptrain import events
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice
@@ -20,6 +19,7 @@ from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.coordinator.plan_search import search
 from p2ptrain.errors import Error
 from p2ptrain.events import Event
+from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.energy_counter import EnergyCounter
 from p2ptrain.holder.trace.span_collector import SpanCollector
 from p2ptrain.mesh.interface import MemberState, Mesh, display_name
@@ -38,36 +38,19 @@ from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds
 
+ROUNDS_WATCHED = 3
 
-@dataclass(frozen=True, slots=True)
-class GatherSettings:
-    """Attributes:
-    rounds: to be watched.
-    least_watch_seconds, most_watch_seconds: for them.
-    plan_seconds: for all questions to the planner.
-    most_without: devices of which it is asked what would be without them.
-    fresh_seconds: an answer as old is given again.
-    """
+MIN_WATCH_SECONDS, MAX_WATCH_SECONDS = 0.5, 8.0
+"""For them."""
 
-    rounds: int = 3
-    least_watch_seconds: float = 0.5
-    most_watch_seconds: float = 8.0
-    plan_seconds: float = 25.0
-    most_without: int = 4
-    fresh_seconds: float = 3.0
+PLAN_SECONDS = 25.0
+"""For all questions to the planner."""
 
+MOST_WITHOUT = 4
+"""Devices of which it is asked what would be without them."""
 
-class RunningRounds(Protocol):
-    """What the holder knows of its rounds: `ReplanWatcher`."""
-
-    @property
-    def recent(self) -> Collection[tuple[float, Mapping[Seat, CpuSpan]]]:
-        """Seconds of the last rounds, and what tasks took."""
-
-    @property
-    def promised(self) -> Mapping[Seat, ExpectedSeconds]:
-        """What they should take."""
-
+FRESH_SECONDS = 3.0
+"""An answer as old is given again."""
 
 _NEW = "it has come since the plan was made"
 
@@ -78,8 +61,7 @@ class FactGatherer:
     """Of one job. `note` its events.
 
     Args:
-        rounds: None before the first generation.
-        question: what the plan in force was asked with; None where it was given.
+        driver: drives the job; None before it is known which job this is.
     """
 
     def __init__(
@@ -88,22 +70,23 @@ class FactGatherer:
         model: str,
         collector: SpanCollector,
         energy: EnergyCounter,
-        rounds: Callable[[], RunningRounds | None],
-        question: Callable[[], PlanQuestion | None],
-        settings: GatherSettings | None = None,
+        driver: Callable[[], JobDriver | None],
     ) -> None:
         self._mesh = mesh
         self._model = model
         self._collector = collector
         self._energy = energy
-        self._rounds = rounds
-        self._question = question
-        self._settings = settings or GatherSettings()
+        self._driver = driver
         self._plan: events.Plan | None = None
         self._step = 0
         self._trained = 0.0  # samples, since this process began
         self._is_asked = asyncio.Lock()
         self._answer: tuple[float, JobFacts] | None = None
+
+    def _question(self) -> PlanQuestion | None:
+        """What the plan in force was asked with; None where it was given."""
+        driver = self._driver()
+        return None if driver is None else driver.question
 
     def note(self, event: Event) -> None:
         """What has happened."""
@@ -117,7 +100,7 @@ class FactGatherer:
         """After some rounds and questions to the planner; None before the first plan."""
         async with self._is_asked:
             now = perf_counter()
-            if self._answer and now - self._answer[0] < self._settings.fresh_seconds:
+            if self._answer and now - self._answer[0] < FRESH_SECONDS:
                 return self._answer[1]
             if self.known() is None:
                 return None
@@ -133,10 +116,10 @@ class FactGatherer:
 
     def known(self, *, is_over: bool = False) -> JobFacts | None:
         """What is known without waiting; None before the first plan."""
-        plan, rounds = self._plan, self._rounds()
+        plan, driver = self._plan, self._driver()
         if plan is None:
             return None
-        recent = [] if rounds is None else list(rounds.recent)
+        recent = [] if driver is None else list(driver.elastic.recent)
         seconds = median(one for one, _ in recent) if recent else None
         predicted = plan.predicted_samples_per_s
         return JobFacts(
@@ -148,7 +131,7 @@ class FactGatherer:
             predicted_samples_per_s=predicted,
             round_seconds=seconds,
             watched_rounds=0,
-            devices=self._devices(recent, {} if rounds is None else rounds.promised),
+            devices=self._devices(recent, {} if driver is None else driver.elastic.promised),
             idle=self._idle(plan),
             energy=self._energy_facts(),
             trained_samples=round(self._trained),
@@ -209,13 +192,10 @@ class FactGatherer:
         """What some rounds were spent on, and how many they were."""
         if round_seconds is None:
             return _NOTHING, 0
-        settings = self._settings
-        wanted = settings.rounds * round_seconds
+        wanted = ROUNDS_WATCHED * round_seconds
         await self._collector.begin()
         began, first = perf_counter(), self._step
-        await asyncio.sleep(
-            min(max(wanted, settings.least_watch_seconds), settings.most_watch_seconds)
-        )
+        await asyncio.sleep(min(max(wanted, MIN_WATCH_SECONDS), MAX_WATCH_SECONDS))
         await self._collector.fetch()
         rounds = (perf_counter() - began) / round_seconds
         if self._step == first or rounds <= 0:
@@ -251,9 +231,9 @@ class FactGatherer:
             return (), "the plan in force was not made by it"
         found = [WhatIf("now", "", known.predicted_samples_per_s)]
         used = [device.name for device in known.devices]
-        changes = other_households(question, used, self._settings.most_without)
+        changes = other_households(question, used, MOST_WITHOUT)
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._settings.plan_seconds):
+            async with asyncio.timeout(PLAN_SECONDS):
                 for what, changed in changes:
                     found.append(await _predicted(what, changed))
         return tuple(found), ""

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import task_scope
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
-from p2ptrain.coordinator.measured_cluster import MeasuredDevice
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, planner_question
 from p2ptrain.coordinator.memory_model import taken_beside_bytes
 from p2ptrain.coordinator.profile_pooling import mixed_kinds
 from p2ptrain.errors import Error, LinkClosed, UserError
 from p2ptrain.holder.plan_step import DeviceFindings, PlannedAttempt, PlanStep
 from p2ptrain.holder.planner_client import Planner
-from p2ptrain.job.train_options import ReplanMethod
+from p2ptrain.job.planning_files import write_whole
+from p2ptrain.job.train_options import ReplanMethod, TrainOptions
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import GONE, MemberChanged, MemberState, Mesh, MeshEvent, display_name
 from p2ptrain.mesh.waiting import wait_until_linked
-from p2ptrain.messages.assign import Fetches, assignment_of, assignment_on_one
-from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.assign import Fetches, assignment_of, assignment_on_one, placed_stages
+from p2ptrain.messages.assignment import FIRST, Assignment
 from p2ptrain.messages.calls import Hangs, call_while_it_works, read_part
 from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRequest
 from p2ptrain.messages.kinds import INVENTORY, PREPARE
@@ -29,16 +33,26 @@ from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
+from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
-from p2ptrain.recovery.choose_version import VersionChoice
+from p2ptrain.recovery.choose_version import KnownPast, VersionChoice
 from p2ptrain.recovery.cores import reconfigure_events
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
+from p2ptrain.recovery.cores.reconfigure_events import MakePlan
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
 from p2ptrain.recovery.fetch_plan import Fetch, relayable_fetches
-from p2ptrain.recovery.generation_request import ReconfigureFailure
+from p2ptrain.recovery.generation_request import (
+    GenerationRequest,
+    ReconfigureFailure,
+    ReconfigureReason,
+)
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.recovery.state_report import StateReport
+from p2ptrain.recovery.version import Version
+from p2ptrain.tiling.planning.profile_maps import with_windows
 
 log = get_logger(__name__)
 
@@ -335,3 +349,65 @@ def _kinds(devices: Sequence[MeasuredDevice], *, fast_math: bool) -> tuple[str, 
         f"fast_math: the accelerator of {', '.join(fast)} may round operands to 10 bits and add in "
         "any order: results differ by that, and from run to run",
     )
+
+
+_EPOCH = 1
+
+
+async def plan_only(
+    mesh: Mesh,
+    planning: JobPlanRequest,
+    surveyor: ClusterProfiler,
+    given: Plan | None,
+    options: TrainOptions,
+    units: int,
+) -> ReconfigureReply:
+    """Measure the members and plan as the job would; write what the options ask for.
+
+    Raises:
+        UserError: no plan fits, or `given` does not.
+    """
+    alive = frozenset(m.id for m in mesh.members.values() if m.state is MemberState.ALIVE)
+    version = Version(planning.first_step, 0)
+    past = KnownPast(FIRST, planning.first_step)
+    reason, me = ReconfigureReason.START, mesh.self_id
+    ask = GenerationRequest(1, _EPOCH, reason, units, me, alive, past)
+    request = ReconfigureRequest(planning, ask, None, options.recovery, given=given)
+    step = PlanStep(
+        mesh, request, surveyor, Planner(mesh, surveyor, lambda *_: None), DeviceFindings()
+    )
+    choice = VersionChoice(version, (), 0, "nothing is trained")
+    made = await step.plan(MakePlan(_EPOCH, choice, alive, {}, {}))
+    ids = {candidate.name: device for device, candidate in made.candidates.items()}
+    kinds = {device: candidate.compute for device, candidate in made.candidates.items()}
+    placed = Placement(_EPOCH, me, version, FIRST, placed_stages(made.plan, ids, kinds))
+    reply = plan_reply(planning, made, placed, choice)
+    await run_in_background(partial(_write, planning, made, reply, surveyor, mesh.name, options))
+    return reply
+
+
+def _write(
+    planning: JobPlanRequest,
+    made: PlannedAttempt,
+    reply: ReconfigureReply,
+    surveyor: ClusterProfiler,
+    holder: str,
+    options: TrainOptions,
+) -> None:
+    profile, cluster = _measured(planning, made, surveyor, holder)
+    for path, content in (
+        (options.write_profile, profile.to_json()),
+        (options.write_cluster, cluster.to_json()),
+        (options.write_plan, dict(reply.plan)),
+    ):
+        if path is not None:
+            write_whole(path, json.dumps(content, indent=1, ensure_ascii=False))
+
+
+def _measured(
+    planning: JobPlanRequest, made: PlannedAttempt, surveyor: ClusterProfiler, holder: str
+) -> tuple[Profile, Cluster]:
+    household = MeasuredCluster.of(made.candidates.values(), surveyor.links, holder, frozenset())
+    profile, cluster = planner_question(planning, household)
+    cluster = replace(cluster, devices=tuple(sorted(cluster.devices, key=lambda one: one.name)))
+    return profile if planning.maps is None else with_windows(profile, planning.maps), cluster

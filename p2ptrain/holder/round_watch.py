@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -18,6 +18,7 @@ from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.coordinator.plan_expectations import expected_round
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import Error
+from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.trace.span_collector import CollectorSettings, SpanCollector
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
@@ -34,13 +35,8 @@ ROUNDS_LOOKED_AT = 4
 """The newest is under way, and of the oldest the beginning may be missing."""
 
 
-@dataclass(frozen=True, slots=True)
-class WatchSettings:
-    """Attributes:
-    fresh_seconds: an answer as old is given again.
-    """
-
-    fresh_seconds: float = 1.0
+PICTURE_SECONDS = 1.0
+"""A picture as old is given again."""
 
 
 class RoundWatch:
@@ -48,8 +44,7 @@ class RoundWatch:
 
     Args:
         devices: ids of those that have a part now.
-        plan: the one in force; None before the first.
-        question: what it was asked with; None where it was given.
+        driver: drives the job; None before it is known which job this is.
     """
 
     def __init__(
@@ -57,16 +52,12 @@ class RoundWatch:
         mesh: Mesh,
         collector: SpanCollector,
         devices: Callable[[], Collection[str]],
-        plan: Callable[[], Mapping[str, Any] | None],
-        question: Callable[[], PlanQuestion | None],
-        settings: WatchSettings | None = None,
+        driver: Callable[[], JobDriver | None],
     ) -> None:
         self._mesh = mesh
         self._collector = collector
         self._devices = devices
-        self._plan = plan
-        self._question = question
-        self._settings = settings or WatchSettings()
+        self._driver = driver
         self._is_asked = asyncio.Lock()
         self._answer: tuple[float, RoundPicture] | None = None
         self._simulated: Mapping[str, Any] | None = None  # the plan that was
@@ -76,7 +67,7 @@ class RoundWatch:
     async def picture(self) -> RoundPicture:
         """Of now; without rounds where none was watched yet: ask again after some."""
         async with self._is_asked:
-            if self._answer and perf_counter() - self._answer[0] < self._settings.fresh_seconds:
+            if self._answer and perf_counter() - self._answer[0] < PICTURE_SECONDS:
                 return self._answer[1]
             await self._collector.begin()
             self._simulate()
@@ -93,12 +84,13 @@ class RoundWatch:
 
     def _simulate(self) -> None:
         """The plan in force, if that was not done yet."""
-        plan, question = self._plan(), self._question()
-        if plan is None or plan is self._simulated:
+        driver = self._driver()
+        plan = None if driver is None else driver.elastic.plan
+        if driver is None or plan is None or plan is self._simulated:
             return
         self._simulated, self._predicted = plan, ([], None)
-        if question is not None:
-            self._tasks.spawn(self._predict(plan, question), "simulate the plan")
+        if driver.question is not None:
+            self._tasks.spawn(self._predict(plan, driver.question), "simulate the plan")
 
     async def _predict(self, value: Mapping[str, Any], question: PlanQuestion) -> None:
         plan = Plan.from_json(value, "the plan", batch_size=question.request.batch_size)

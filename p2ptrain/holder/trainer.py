@@ -32,7 +32,6 @@ from p2ptrain.holder import loader_memory
 from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule
 from p2ptrain.holder.driver import JobDriver
-from p2ptrain.holder.dry_run import plan_only
 from p2ptrain.holder.energy_counter import EnergyCounter, with_energy
 from p2ptrain.holder.fact_gatherer import FactGatherer
 from p2ptrain.holder.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
@@ -43,17 +42,16 @@ from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.pause import JobPause
+from p2ptrain.holder.reconfiguration import plan_only
 from p2ptrain.holder.reports import JobReports, plan_event, rate
 from p2ptrain.holder.round_watch import WATCHED, RoundWatch
 from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, judged, noted
 from p2ptrain.holder.start import job_registry
-from p2ptrain.holder.start.given_plan import given_plan
-from p2ptrain.holder.start.job_start import JobStart, StartedJob
+from p2ptrain.holder.start.job_start import JobStart, StartedJob, given_plan
 from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
 from p2ptrain.holder.start.prepare import whole_state
-from p2ptrain.holder.start.prepared_job import PreparedJob
-from p2ptrain.holder.start.resumed_job import CapturedAgain
+from p2ptrain.holder.start.prepared_job import CapturedAgain, PreparedJob
 from p2ptrain.holder.trace.span_collector import CollectorSettings, SpanCollector, traced
 from p2ptrain.holder.trained_weights import TrainedWeights
 from p2ptrain.holder.training_loop import AsyncTrainingLoop, StoppedEarly, TrainingLoop
@@ -155,15 +153,9 @@ class JobTrainer:
         self._running: JobDriver | None = None
         self._energy = EnergyCounter(mesh, device.energy, self._trained_on)
         self._facts = FactGatherer(
-            *(mesh, type(job.model).__name__, self._spans, self._energy),
-            lambda: None if self._running is None else self._running.elastic,
-            lambda: None if self._running is None else self._running.question,
+            mesh, type(job.model).__name__, self._spans, self._energy, lambda: self._running
         )
-        self._watch = RoundWatch(
-            *(mesh, self._spans, self._trained_on),
-            lambda: None if self._running is None else self._running.elastic.plan,
-            lambda: None if self._running is None else self._running.question,
-        )
+        self._watch = RoundWatch(mesh, self._spans, self._trained_on, lambda: self._running)
         self._spoiled = SpoiledUpdates()
 
     @property

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from p2ptrain.net.fields import FrameFields
-from p2ptrain.net.forms import Bytes, Id, Length, Range
+from p2ptrain.net.forms import Bytes, Id, Length, Range, Text
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
 from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.recovery.state_report import Speed
@@ -75,3 +75,23 @@ class LinksAnswer(FrameFields):
     """What was found, of those that could be measured."""
 
     speeds: Annotated[tuple[Speed, ...], Length(LINKS_LIMIT)]
+
+
+MOST_JOULES = 1e15
+
+_Words: TypeAlias = Annotated[str, Text(200, clean=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class EnergyReply(FrameFields):
+    """Since that device's process began.
+
+    Attributes:
+        joules: None: it cannot be measured.
+        sources: what is counted.
+        why: what is not, or why nothing is.
+    """
+
+    joules: Annotated[float, Range(0.0, MOST_JOULES)] | None
+    sources: Annotated[tuple[_Words, ...], Length(4)]
+    why: _Words

@@ -25,7 +25,6 @@ from p2ptrain.mesh.interface import (
 )
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import MessageRoute, read_part
-from p2ptrain.messages.energy import EnergyReply
 from p2ptrain.messages.findings import FindingFields
 from p2ptrain.messages.job_requests import FactsRequest, JobEnd, JobKept, StateRequest
 from p2ptrain.messages.kinds import (
@@ -54,7 +53,7 @@ from p2ptrain.messages.kinds import (
     STANDING,
     VERSIONS_KEEP,
 )
-from p2ptrain.messages.measured import ProfileAsked
+from p2ptrain.messages.measured import EnergyReply, ProfileAsked
 from p2ptrain.messages.plan_request import PassedOver
 from p2ptrain.messages.requesters import Due
 from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder, StageKey

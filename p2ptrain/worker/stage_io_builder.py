@@ -19,7 +19,6 @@ from p2ptrain.plan.types.bucket_sizes import BucketSizes
 from p2ptrain.runtime.allreduce import FLOW, RingAllReduce
 from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.executor import StageSpec
-from p2ptrain.runtime.io.output_queues import OutputQueues
 from p2ptrain.runtime.io.sample_division import SampleDivision, divisions
 from p2ptrain.runtime.io.tensor_receiver import (
     Expected,
@@ -30,7 +29,7 @@ from p2ptrain.runtime.io.tensor_receiver import (
 )
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
-from p2ptrain.runtime.stage_io import AllReduce, DiscardedOutput, StageIo
+from p2ptrain.runtime.stage_io import AllReduce, DiscardedOutput, OutputQueues, StageIo
 from p2ptrain.runtime.stage_sender import (
     LiveStageSender,
     gradients_come_back,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.holder.start import plain_batches, prepare
+from p2ptrain.holder.start import first_batch, prepare
 from tests.support import captures
 
 
@@ -12,4 +12,4 @@ from tests.support import captures
 def equal_models_are_captured_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs are prepared at once where an equal model was captured before."""
     monkeypatch.setattr(prepare, "capture", captures.captured)
-    monkeypatch.setattr(plain_batches, "run_plainly", captures.computed_plainly)
+    monkeypatch.setattr(first_batch, "run_plainly", captures.computed_plainly)

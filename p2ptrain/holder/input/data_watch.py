@@ -6,30 +6,21 @@ Pure: seconds come in, the share of them that was lost comes out.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
+MIN_SECONDS, MIN_STEPS = 10.0, 5
+"""Least that a share is of."""
 
-@dataclass(frozen=True, slots=True)
-class DataWatchConfig:
-    """When it is said.
+MIN_SHARE = 0.2
+"""Of the time that is worth a word."""
 
-    Attributes:
-        seconds, steps: least that a share is of.
-        share: least share of the time that is worth a word.
-        most_workers: of a loader, that are advised.
-    """
-
-    seconds: float = 10.0
-    steps: int = 5
-    share: float = 0.2
-    most_workers: int = 16
+MOST_WORKERS = 16
+"""Of a loader, that are advised."""
 
 
 class DataWatch:
     """Of one generation."""
 
-    def __init__(self, config: DataWatchConfig | None = None) -> None:
-        self._config = config or DataWatchConfig()
+    def __init__(self) -> None:
         self._waited = self._seconds = self._busy = 0.0
         self._steps = 0
 
@@ -48,13 +39,12 @@ class DataWatch:
 
         Waiting alone is no loss: samples are read ahead while earlier ones are computed.
         """
-        config = self._config
-        if self._steps < config.steps or self._seconds < config.seconds:
+        if self._steps < MIN_STEPS or self._seconds < MIN_SECONDS:
             return None
         lost = min(self._waited, self._seconds - self._busy) / self._seconds
-        return lost if lost >= config.share else None
+        return lost if lost >= MIN_SHARE else None
 
     def workers(self, now: int, share: float, processors: int) -> int:
         """Of a loader that has `now`, as many as read fast enough."""
         needed = math.ceil(max(now, 1) / max(1.0 - share, 0.05))
-        return max(now, min(needed, self._config.most_workers, max(processors, 2)))
+        return max(now, min(needed, MOST_WORKERS, max(processors, 2)))

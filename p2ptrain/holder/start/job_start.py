@@ -12,6 +12,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import monotonic
 
 from p2ptrain import events
@@ -24,14 +25,16 @@ from p2ptrain.holder.start import job_registry, journal
 from p2ptrain.holder.start.job_registry import job_fingerprint, job_id, job_prefix, weights_digest
 from p2ptrain.holder.start.journal import JournalEntry
 from p2ptrain.holder.start.prepare import prepare
-from p2ptrain.holder.start.prepared_job import PreparedJob
-from p2ptrain.holder.start.resumed_job import CapturedAgain
+from p2ptrain.holder.start.prepared_job import CapturedAgain, PreparedJob
+from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
+from p2ptrain.job.planning_files import read_plan
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberState, Mesh
 from p2ptrain.mesh.waiting import membership_changes, wait_within
+from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.cores.holder_core import START_SECONDS
 from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.resume_decision import ResumeMode, decide_resume
@@ -235,3 +238,23 @@ def _alive(mesh: Mesh) -> list[str]:
         for m in mesh.members.values()
         if m.state is MemberState.ALIVE and (m.id == mesh.self_id or not m.rests)
     ]
+
+
+def given_plan(path: Path | None, job: Job, how: AsyncOptions | None) -> tuple[Plan | None, Job]:
+    """The plan in that file, and `job` with its micro-batches where the job names none.
+
+    Raises:
+        OptionError: it is no plan, or has other micro-batches than the job.
+    """
+    if path is None:
+        return None, job
+    plan = read_plan(path, job.batch_size)
+    if how is not None:
+        return plan, job
+    size = job.fixed_micro_batch
+    if size and size != plan.micro_batch:
+        raise OptionError(
+            f"{path}: the plan has micro-batches of {plan.micro_batch} samples, and the job of "
+            f"{size}: plan with --micro-batch {size}, or leave micro_batch out of the job"
+        )
+    return plan, replace(job, micro_batch=plan.micro_batch)

@@ -26,7 +26,7 @@ from p2ptrain.holder.input.open_data import (
     open_data,
     open_evaluation,
 )
-from p2ptrain.holder.start.first_batch import explained
+from p2ptrain.holder.start.first_batch import PlainBatches, compared, explained
 from p2ptrain.holder.start.loss_count import find_count, spread
 from p2ptrain.holder.start.micro_batch import (
     check_evaluation_sizes,
@@ -36,9 +36,7 @@ from p2ptrain.holder.start.micro_batch import (
     why_synchronous_only,
 )
 from p2ptrain.holder.start.model_limits import Across, check_asynchronous, read_sharing
-from p2ptrain.holder.start.plain_batches import PlainBatches, compared
-from p2ptrain.holder.start.prepared_job import PreparedJob
-from p2ptrain.holder.start.resumed_job import CapturedAgain, from_checkpoint, resumed
+from p2ptrain.holder.start.prepared_job import CapturedAgain, PreparedJob, from_checkpoint, resumed
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.chosen_optimizer import optimizer_spec, optimizer_state, untrained_frozen
 from p2ptrain.job.given_weights import load_weights

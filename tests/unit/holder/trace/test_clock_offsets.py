@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from p2ptrain.holder.trace.clock_offsets import WINDOW_SECONDS, ClockOffsets
+from p2ptrain.holder.trace.span_collector import WINDOW_SECONDS, ClockOffsets
 
 
 def test_the_best_round_trip_of_a_window_counts() -> None:

@@ -11,8 +11,8 @@ from p2ptrain.devices.interface import Arrived
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, Value
-from p2ptrain.runtime.io.output_queues import OutputQueues
 from p2ptrain.runtime.io.sample_division import SampleDivision
+from p2ptrain.runtime.stage_io import OutputQueues
 
 AFTER = SampleDivision(StageAssignment(1, 2, 1, ("c", "d"), (2, 2)))
 
