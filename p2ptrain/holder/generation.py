@@ -69,6 +69,7 @@ from p2ptrain.runtime.io.arrival_norms import Arrivals, StageArrival
 from p2ptrain.runtime.io.sample_division import SampleDivision
 from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver, contents_at_cut
 from p2ptrain.runtime.io.tensor_router import TensorRouter
+from p2ptrain.runtime.not_finite import MicroBatchNotFinite
 from p2ptrain.runtime.tiled.tile_layout import tiles_of
 from p2ptrain.state.transfer_client import Known, TransferRequest, read_state
 from p2ptrain.state.transfer_server import WEIGHTS, Check
@@ -403,9 +404,9 @@ class HolderGeneration:
         match report:
             case FailureReport(cause="not_finite", step=int(step)):
                 self.tracker.fail(
-                    UpdateNotFinite(
+                    MicroBatchNotFinite(
                         reason if report.micro_batch is not None else f"{name}: {reason}",
-                        step=step,
+                        step,
                         micro_batch=report.micro_batch,
                         micro_batch_number=report.held_as,
                         is_update=report.is_update,
@@ -488,26 +489,6 @@ class StageOutOfMemory(TrainingError):
         super().__init__(f"{name} ran out of memory")
         self.device, self.name = device, name
         self.memory_bytes = memory_bytes
-
-
-class UpdateNotFinite(TrainingError):
-    """A stage found that an update is not finite; the attributes are those of
-    `MicroBatchNotFinite`."""
-
-    def __init__(
-        self,
-        message: str,
-        *,
-        step: int,
-        micro_batch: int | None,
-        micro_batch_number: int | None,
-        is_update: bool,
-    ) -> None:
-        super().__init__(message)
-        self.step = step
-        self.micro_batch = micro_batch
-        self.micro_batch_number = micro_batch_number
-        self.is_update = is_update
 
 
 class PartFailed(PeerError):

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from p2ptrain.errors import TrainingError
-from p2ptrain.holder.generation import HolderGeneration, SentWrong, UpdateNotFinite
+from p2ptrain.holder.generation import HolderGeneration, SentWrong
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.rounds import Round
 from p2ptrain.logs import get_logger
@@ -24,6 +24,7 @@ from p2ptrain.model.stage.round_replay import Origin, Replay, ReplayBatch
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.runtime.io.arrival_norms import ArrivalComparison, StageArrival
 from p2ptrain.runtime.io.sample_division import SampleDivision
+from p2ptrain.runtime.not_finite import MicroBatchNotFinite
 
 log = get_logger(__name__)
 
@@ -45,7 +46,7 @@ class Spoiled:
         arrivals: what they had noted.
     """
 
-    error: UpdateNotFinite
+    error: MicroBatchNotFinite
     shape: Round
     assignment: Assignment
     names: Mapping[str, str]
@@ -133,7 +134,7 @@ class SpoiledVerdict:
     is_of_others: bool = False
 
 
-async def noted(epoch: HolderGeneration, error: UpdateNotFinite, shape: Round) -> Spoiled:
+async def noted(epoch: HolderGeneration, error: MicroBatchNotFinite, shape: Round) -> Spoiled:
     """Ask the devices while they still know."""
     found = (
         None if error.micro_batch_number is None else await epoch.diagnose(error.micro_batch_number)

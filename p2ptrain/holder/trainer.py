@@ -35,7 +35,7 @@ from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.energy_counter import EnergyCounter, with_energy
 from p2ptrain.holder.fact_gatherer import FactGatherer
 from p2ptrain.holder.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
-from p2ptrain.holder.generation import HolderGeneration, SentWrong, UpdateNotFinite
+from p2ptrain.holder.generation import HolderGeneration, SentWrong
 from p2ptrain.holder.generation_runner import GenerationWork
 from p2ptrain.holder.input.batch_layout import NewSize, ReadBatch
 from p2ptrain.holder.input.feeder import ReplayFeed
@@ -77,6 +77,7 @@ from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import LocalDevice
+from p2ptrain.runtime.not_finite import MicroBatchNotFinite
 from p2ptrain.state.checksums import Digest
 from p2ptrain.state.fetch import state_check, version_source
 from p2ptrain.state.transfer_client import Known
@@ -572,7 +573,7 @@ class JobTrainer:
         )
         try:
             is_done = await loop.run()
-        except UpdateNotFinite as error:
+        except MicroBatchNotFinite as error:
             shape = loop.round_of(error.step)
             if shape is None:
                 raise

@@ -115,7 +115,6 @@ class Due:
         mesh: Mesh,
         only_for: Collection[str] = (),
         holder: Callable[[], str | None] = lambda: None,
-        asked: AskedTime | None = None,
         news_seconds: float = NEWS_SECONDS,
     ) -> None:
         self._mesh = mesh
@@ -123,7 +122,7 @@ class Due:
         self._meant: dict[str, str] = {}  # ids, by name
         self._holder = holder
         self._news_seconds = news_seconds
-        self._asked = asked or AskedTime(MEASURED_SECONDS, STRETCH_SECONDS)
+        self._asked = AskedTime(MEASURED_SECONDS, STRETCH_SECONDS)
         self._measuring = 0
         self.rests = ""
 

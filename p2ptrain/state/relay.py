@@ -99,6 +99,9 @@ class StateRelay:
         await self._until(lambda: all(part is not None for part in self._parts[first:end]))
         return [part for part in self._parts[first:end] if part is not None]
 
+    async def look(self, first: int, end: int) -> None:
+        """What it was has been checked on its way here."""
+
     def served(self) -> None:
         """The device behind has everything: keep nothing for it."""
         self.end("this device has handed it on already")

@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 from zlib import crc32
 
 import torch
@@ -113,26 +113,6 @@ class _OfferedState:
     on_damage: Callable[[], None]
 
 
-class _OpenedState(Protocol):
-    """A state that a reader has opened."""
-
-    @property
-    def digests(self) -> Mapping[str, Digest]:
-        """Those that are known."""
-
-    async def entries(self) -> Entries:
-        """The manifest."""
-
-    async def parts(self, first: int, end: int) -> Sequence[memoryview]:
-        """The bytes of tensors [first, end)."""
-
-    async def look(self, first: int, end: int) -> None:
-        """Raises ChecksumMismatch: what is here of tensors [first, end) is not what it was."""
-
-    def served(self) -> None:
-        """The reader has everything."""
-
-
 class _Packed:
     """A state that is here."""
 
@@ -164,21 +144,6 @@ class _Packed:
         self._tensors = []
 
 
-class _Relayed:
-    """A state that this device hands on as it arrives."""
-
-    def __init__(self, relay: StateRelay) -> None:
-        self._relay = relay
-        self.entries, self.parts, self.served = relay.entries, relay.parts, relay.served
-
-    @property
-    def digests(self) -> Mapping[str, Digest]:
-        return self._relay.digests
-
-    async def look(self, first: int, end: int) -> None:
-        """What it was has been checked on its way here."""
-
-
 class TransferServer:
     """Serves named tensors of this device to the members of a job.
 
@@ -189,7 +154,7 @@ class TransferServer:
     def __init__(self, mesh: Mesh) -> None:
         self.relays = StateRelays()
         self._sources: dict[tuple[str, str], _OfferedState] = {}
-        self._whole: dict[tuple[str, str], tuple[Source, KnownDigests]] = {}
+        self._whole: dict[tuple[str, str], _OfferedState] = {}
         self._opened: dict[_Key, _Opened] = {}
         mesh.route(STATE_MANIFEST, self.answer_manifest)
         mesh.route(STATE_READ, self.answer_read)
@@ -216,7 +181,7 @@ class TransferServer:
         self, job: str, source: str, tensors: Source, digests: KnownDigests = none_known
     ) -> None:
         """Have a copy of the whole model, served where nothing else is offered as `source`."""
-        self._whole[job, source] = tensors, digests
+        self._whole[job, source] = _OfferedState(tensors, at_once, digests, nothing)
 
     def let_go(self, job: str, source: str) -> None:
         """There is no such copy any more."""
@@ -229,7 +194,7 @@ class TransferServer:
             PeerError: it cannot be read.
         """
         whole = self._whole.get((job, source))
-        return None if whole is None else await whole[0](first, end)
+        return None if whole is None else await whole.tensors(first, end)
 
     def withdraw(self, job: str) -> None:
         """Serve nothing of this job any more."""
@@ -298,21 +263,18 @@ class TransferServer:
         kind = PartKind.OPAQUE if wanted.plain else PartKind.WEIGHT
         return Message(STATE_READ, {"digests": sums}, parts, (kind,) * len(parts))
 
-    async def _serve(self, fields: Fields, key: _Key) -> _OpenedState:
+    async def _serve(self, fields: Fields, key: _Key) -> _Packed | StateRelay:
         job, source, _, _, first, end = key
         if source == RELAY:
-            return _Relayed(self.relays.get(GenerationKey.read(fields), first, end))
+            return self.relays.get(GenerationKey.read(fields), first, end)
         named, offer = await self.here(job, source, first, end), self._source(job, source)
         return _Packed(named, offer.digests(first, end), offer.on_damage)
 
     def _source(self, job: str, source: str) -> _OfferedState:
-        offer = self._sources.get((job, source))
-        if offer is not None:
-            return offer
-        if (job, source) not in self._whole:
+        offer = self._sources.get((job, source)) or self._whole.get((job, source))
+        if offer is None:
             raise PeerError(f"this device has no state {source!r} of that job")
-        tensors, digests = self._whole[job, source]
-        return _OfferedState(tensors, at_once, digests, nothing)
+        return offer
 
     @staticmethod
     def _key(peer: str, fields: Fields) -> _Key:
@@ -322,7 +284,7 @@ class TransferServer:
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    served: _OpenedState
+    served: _Packed | StateRelay
     names: Sequence[str]
 
 

@@ -287,8 +287,7 @@ class WorkerService:
         if engagement is None:
             raise PeerError("that epoch is over")
         await failpoints.reach("settled.receive.before", device=self.mesh.self_id)
-        for runner in engagement.runners.values():
-            await runner.update.settled()
+        await engagement.applied()
         await failpoints.reach("settled.answer.before", device=self.mesh.self_id)
         return Message(SETTLED)
 

@@ -219,13 +219,13 @@ async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None
         )
 
 
-async def wait_until_stable(mesh: Mesh, seconds: float = SETTLE_SECONDS) -> None:
-    """Wait until the membership has not changed for `seconds`."""
+async def wait_until_stable(mesh: Mesh) -> None:
+    """Wait until the membership has not changed for a while."""
     with membership_changes(mesh, described=False) as changed:
         while True:
             changed.clear()
             try:
-                async with asyncio.timeout(seconds):
+                async with asyncio.timeout(SETTLE_SECONDS):
                     await changed.wait()
             except TimeoutError:
                 return
