@@ -8,6 +8,7 @@ fail for one reason.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
@@ -135,11 +136,18 @@ class TileLinks:
         The least rate and the largest latency of all ordered pairs. What `train` has measured is
         not that certain: one slow pair among many is a measurement that something came between,
         while a slow device has slow links to all. So there each device counts with the median of
-        its links.
+        its links. Devices of one machine share its interface with one another, as far as what they
+        send leaves the machine.
         """
         devices = [self.places[name] for name in names]
         if len(devices) < 2:
             return ClusterLink(inf, 0.0)
+        link = self._slowest(devices)
+        sharing = Counter(self.cost.interfaces(device, device)[0] for device in devices)
+        share = max(sharing.values()) if len(sharing) > 1 else 1
+        return replace(link, bytes_per_s=link.bytes_per_s / share)
+
+    def _slowest(self, devices: Sequence[int]) -> ClusterLink:
         if self.cost.overlap is None:
             return ClusterLink(*self.cost.links.worst(devices))
         rates, latencies = [], []

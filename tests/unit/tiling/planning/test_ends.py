@@ -16,6 +16,7 @@ from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.round_work import round_work
 from p2ptrain.tiling.planning.tiled_plan import costs_of, round_of
+from p2ptrain.tiling.planning.tiling_problem import TileLinks
 from tests.unit.tiling.planning.test_tiled_plan import (
     CHANNELS,
     SIZE,
@@ -168,3 +169,16 @@ def test_the_rest_is_where_it_fits() -> None:
     assert make_plan(net, devices, asked(planner="auto")).found_by == "tiles"
     roomy = make_plan(net, both, asked())
     assert [device.name for device in roomy.stages[-1].devices] == ["d0"]
+
+
+@pytest.mark.parametrize(
+    ("machines", "share"), [(["", "", ""], 1), (["m", "m", ""], 2), (["m", "m", "m"], 1)]
+)
+def test_tiles_of_one_machine_share_its_interface(machines: list[str], share: int) -> None:
+    """As far as what they send leaves the machine."""
+    home = house(3, {})
+    pairs = zip(home.devices, machines, strict=True)
+    devices = tuple(replace(device, machine=machine) for device, machine in pairs)
+    cost = CostModel(profile(), replace(home, devices=devices))
+    link = TileLinks.of(cost).among([device.name for device in devices])
+    assert link.bytes_per_s == FAST.bytes_per_s / share
