@@ -62,7 +62,8 @@ def fit_plan(
     predicted = Predicted(found.round_seconds, found.samples_per_s, found.peak_bytes)
     memory = {c.name: c.memory_bytes for c in household.candidates}
     plan = with_full_memory(
-        replace(plan, predicted=predicted), profile, request, household.holder, memory
+        replace(plan, predicted=predicted),
+        *(profile, request, household.holder, memory, household.accelerated),
     )
     _check_memory(plan.predicted.peak_bytes, memory)
     return plan

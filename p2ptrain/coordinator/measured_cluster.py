@@ -102,6 +102,11 @@ class MeasuredCluster:
         leaving = frozenset(c.name for c in listed if c.id in without)
         return cls(listed, links({c.id: c.name for c in listed}), holder, leaving)
 
+    @property
+    def accelerated(self) -> frozenset[str]:
+        """Names of the candidates that compute with an accelerator."""
+        return frozenset(c.name for c in self.candidates if not c.compute.is_processor)
+
     def cluster(self, found: Mapping[str, DeviceProfile], reserved: Mapping[str, int]) -> Cluster:
         """As the planners read it: with the memory that units may take.
 

@@ -21,7 +21,7 @@ How close that comes, and how to measure it: docs/internals/memory.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from p2ptrain.messages.plan_request import JobPlanRequest
@@ -72,10 +72,14 @@ def with_full_memory(
     request: JobPlanRequest,
     holder: str,
     memory_bytes: Mapping[str, int],
+    accelerated: Collection[str] = (),
 ) -> Plan:
     """`plan`, whose predicted peaks count all that its devices take from now on.
 
     Its stages make updates ahead where all of their devices have memory for that too.
+
+    Args:
+        accelerated: devices that compute with an accelerator.
     """
     peaks = {
         name: peak + _extra_bytes(plan, profile, request, name, holder)
@@ -86,7 +90,7 @@ def with_full_memory(
         before = profile.state(*stage.units).changing_bytes
         names = [device.name for device in stage.devices]
         has_room = all(peaks[name] + before <= memory_bytes[name] for name in names)
-        ahead = has_room and _may_go_ahead(plan, request, holder)
+        ahead = has_room and _may_go_ahead(plan, request, holder, accelerated)
         for name in names if ahead else ():
             peaks[name] += before
         turn = stage.turn if ahead else None
@@ -95,12 +99,15 @@ def with_full_memory(
     return replace(plan, stages=tuple(stages), predicted=predicted)
 
 
-def _may_go_ahead(plan: Plan, request: JobPlanRequest, holder: str) -> bool:
+def _may_go_ahead(
+    plan: Plan, request: JobPlanRequest, holder: str, accelerated: Collection[str]
+) -> bool:
     """Whether an update waits for nothing but the commit, and another device gives it.
 
+    An accelerator is another one: it stands still while its host looks at what it has computed.
     Tiles wait for one another all the time.
     """
-    alone = plan.device_names == {holder}
+    alone = plan.device_names == {holder} and holder not in accelerated
     tiled = plan.stages[0].tiling is not None
     return not (alone or tiled or request.clip or plan.mode is PlanMode.ASYNC)
 

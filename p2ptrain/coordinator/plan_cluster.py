@@ -188,7 +188,9 @@ def _within_memory(
     for _ in range(MAX_PLANS):
         plain = _plan_within(cluster, profile, request, planning, household.leaving)
         memory = {c.name: c.memory_bytes for c in household.candidates}
-        plan = with_full_memory(plain, profile, request, household.holder, memory)
+        plan = with_full_memory(
+            plain, profile, request, household.holder, memory, household.accelerated
+        )
         needed, counted = plan.predicted.peak_bytes, plain.predicted.peak_bytes
         short = [c for c in household.candidates if needed.get(c.name, 0) > c.memory_bytes]
         if not short:

@@ -359,7 +359,15 @@ class StageExecutor(ABC):
             )
 
     def _read_watches(self) -> None:
-        """An accelerator does its tasks one after the other, none before it was given."""
+        """An accelerator does its tasks one after the other, none before it was given.
+
+        An update that leads may be under way: it is read with the next round.
+        """
+        under_way = self._watches[-1:]
+        if under_way and under_way[0][1].kind == "update":
+            del self._watches[-1]
+        else:
+            under_way = []
         end = 0.0
         for watch, task, given in self._watches:
             seconds = watch.seconds()
@@ -367,7 +375,7 @@ class StageExecutor(ABC):
             began = max(given, end)
             self._note_task(task, began, seconds)
             end = began + seconds
-        self._watches.clear()
+        self._watches = under_way
 
     def _note_wait(self, kind: EntryKind, began: float) -> None:
         if self._lines.spans.is_on:

@@ -10,6 +10,11 @@ section 4), and the next round begins:
     |-- forwards, backwards --|-- advance --|-- of the next round --|-- apply --|
                                   (copies of all that changes; the holder decides)
 
+On an accelerator such an update is given to it before the host knows whether gradients are finite:
+
+    |-- forwards, backwards --|-- lead: norms, update --|-- next round --|-- apply --|
+                                   (norms arrive; the stage is ready)
+
 Overlapped: the update begins before all sums of the group, and the next forward makes it:
 
     |-- forwards, backwards --|-- begin_update --|-- update_some, end_update --|-- apply --|
@@ -31,6 +36,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from p2ptrain.devices.interface import HostCopies
 from p2ptrain.errors import InternalError
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.model.stage import cross_stage_gradients
@@ -165,6 +171,7 @@ class LiveStage(TrainedStage):
         version: which state it is; changes in `apply` alone.
         ready: what `apply` makes of it; None while gradients are missing.
         is_ahead: the tensors are those of the next version already, or on the way there.
+        norms: of the gradients and the buffers of an update that leads.
     """
 
     def __init__(
@@ -173,6 +180,7 @@ class LiveStage(TrainedStage):
         """Take a stage at `version` into training; `epoch` is the one that computes from now on."""
         super().__init__(stage, optimizer, version)
         self.is_ahead = False
+        self.norms: HostCopies | None = None
         self._epoch = epoch
         self._order: RoundOrder | None = None
         self._saved = SavedBuffers(self._written())
@@ -249,6 +257,34 @@ class LiveStage(TrainedStage):
         self._order, self._left = order, set(self.optimizer.parameters)
         self.is_ahead = True
 
+    def lead(self, order: RoundOrder) -> None:
+        """Make the round's update while the norms of what it is made of are on their way.
+
+        As `begin_update`.
+        """
+        self.norms = self.stage.device.copy_out(self.finite.norms(self.optimizer.gradients()))
+        self.begin_update(order)
+        with self._whole_or_torn():
+            self.optimizer.step(order.numbers)
+        self._left = set()
+
+    def led_safely(self) -> bool:
+        """Whether the norms, which have arrived, show that what `lead` gives is finite."""
+        assert self._order is not None
+        gradient, buffers = self._arrived_norms()
+        return math.isfinite(buffers) and self.finite.is_safe(gradient, self._order.numbers)
+
+    def broken_lead(self) -> Broken | None:
+        """What of it is not finite, where they do not show that."""
+        assert self._order is not None
+        gradient, _ = self._arrived_norms()
+        return self.broken(self._order, gradient if math.isfinite(gradient) else None)
+
+    def _arrived_norms(self) -> tuple[float, float]:
+        assert self.norms is not None
+        gradient, buffers = (0.0 if n is None else n.item() for n in self.norms.tensors)
+        return gradient, buffers
+
     def update_some(self, names: Iterable[str]) -> None:
         """Update those of these parameters that the update has not changed yet."""
         some = [name for name in names if self._left is not None and name in self._left]
@@ -268,6 +304,7 @@ class LiveStage(TrainedStage):
         if self._left is not None:
             self.update_some(tuple(self._left))
             with self._whole_or_torn():
+                self.optimizer.zero_grad()
                 self._round_counts()
             self._left = None
 

@@ -107,20 +107,24 @@ class OptimizerStep(StageSnapshots):
             if not is_ahead:
                 self._settled.set()
 
-    async def begin(self, order: RoundOrder) -> bool:
+    async def begin(self, order: RoundOrder, *, leads: bool = False) -> bool:
         """Begin the round's update before all sums are there; False where memory lacks for that.
 
         `end` follows; else `make` does.
+
+        Args:
+            leads: all of it, before it is known whether its gradients are finite.
         """
         await self._settled.wait()
         await self._reach("update.begin.before", order)
         self._settled.clear()  # before it is begun: who reads meanwhile waits
+        begin = self._live.lead if leads else self._live.begin_update
         has_begun = False
         try:
-            await self._changed(partial(self._live.begin_update, order), copies=False)
+            await self._changed(partial(begin, order), copies=False)
             has_begun = True
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            if self._live.torn or not is_out_of_memory(error):
                 raise
             self._stays_behind(error)
         finally:

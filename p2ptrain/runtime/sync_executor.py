@@ -30,6 +30,7 @@ from p2ptrain.aio.tasks import task_scope
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import Commit, RoundOrder
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, Value
+from p2ptrain.model.stage.finite import Broken
 from p2ptrain.plan.types.schedule import ScheduleAction, ZeroBubble, one_f_one_b
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.cpu_share import CpuSpan
@@ -135,8 +136,11 @@ class SyncStageExecutor(StageExecutor):
         if await self._trails(order):
             self._trailing = _OverlappedRound(order, loss)
             return
-        await self._complete(order)
-        await self.update.make(order, partial(self._report, order, loss))
+        say_done = partial(self._report, order, loss)
+        if await self._complete(order):
+            await self.update.end(order, say_done)
+        else:
+            await self.update.make(order, say_done)
 
     async def _late_losses_of(self, order: RoundOrder) -> float:
         try:
@@ -309,19 +313,39 @@ class SyncStageExecutor(StageExecutor):
         """Receives the final gradients of the last backward of a round."""
         return None if self._lines.reduction is None else self._lines.reduction.final
 
-    async def _complete(self, order: RoundOrder) -> None:
-        """Everything that the update needs, of other devices too."""
+    async def _complete(self, order: RoundOrder) -> bool:
+        """Everything that the update needs, of other devices too; whether it leads."""
         self.waits_for_group, began = True, perf_counter()
         if self._lines.reduction is not None:
             await self._lines.reduction.finish()
             self._note_wait("wait sum", began)
         is_tied = await self._links.exchange_gradients(order)
         self.waits_for_group = False
+        if self._may_lead(order) and await self.update.begin(order, leads=True):
+            await self._check_lead(order)
+            return True
         await self._check(order, is_tied=is_tied)
         await self._links.send_norms(order)
         if self._is_first:
             await self._run((0, self.task.index), self.live.optimizer.reserve)
             self._is_first = False
+        return False
+
+    def _may_lead(self, order: RoundOrder) -> bool:
+        """Whether the update may be given to an accelerator before its gradients are looked at."""
+        if self._device.is_host or self._is_first or self._lines.reduction is not None:
+            return False
+        goes_ahead = self.update.goes_ahead and not order.may_change_nothing
+        return goes_ahead and not order.clip and not order.counts_nothing
+
+    async def _check_lead(self, order: RoundOrder) -> None:
+        """As `_check`: the accelerator makes the update meanwhile."""
+        assert self.live.norms is not None
+        await self.live.norms.arrived()
+        if not self.live.led_safely():
+            broken = await self._run((0, self.task.index), self.live.broken_lead)
+            if broken is not None:
+                raise self._not_finite(order, broken)
 
     async def _check(self, order: RoundOrder, *, is_tied: bool = False) -> None:
         """Everything is there: is it finite, and will what the update gives be?
@@ -345,7 +369,10 @@ class SyncStageExecutor(StageExecutor):
             return
         if self._trailing is None:
             await self.update.counted()  # an update before this one is reported before
-        stage, step = live.stage, order.round.step + 1
-        raise broken_update(
+        raise self._not_finite(order, broken)
+
+    def _not_finite(self, order: RoundOrder, broken: Broken) -> MicroBatchNotFinite:
+        stage, step = self.live.stage, order.round.step + 1
+        return broken_update(
             *(broken, step, stage.description, stage.first, stage.end), scale=order.scale
         )

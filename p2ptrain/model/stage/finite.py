@@ -78,13 +78,7 @@ class FiniteUpdates:
 
     def gradient_norm(self, gradients: Mapping[str, Tensor | None]) -> float | Broken:
         """An upper bound of all their values; or the first that is not finite, from the last."""
-        named = {
-            name: g if g.layout is torch.strided else g.coalesce().values()
-            for name, g in gradients.items()
-            if g is not None and _counts(g)
-        }
-        if not named:
-            return 0.0
+        named = _looked_at(gradients)
         norm = _norm(list(named.values()))
         if math.isfinite(norm):
             return norm
@@ -92,6 +86,11 @@ class FiniteUpdates:
             if not _is_finite(gradient):
                 return Broken("gradient", name)
         return _largest(named.values())  # the sum of their squares is too large, no more
+
+    def norms(self, gradients: Mapping[str, Tensor | None]) -> list[Tensor | None]:
+        """Of all their values, and of all buffers: on an accelerator, and not waited for."""
+        looked_at = (_looked_at(gradients), self._buffers)
+        return [_norm_inside(list(named.values())) if named else None for named in looked_at]
 
     def broken_buffer(self, instead: Mapping[str, Tensor] | None = None) -> Broken | None:
         """The first buffer that is not finite.
@@ -169,6 +168,14 @@ class FiniteUpdates:
         return None
 
 
+def _looked_at(gradients: Mapping[str, Tensor | None]) -> dict[str, Tensor]:
+    return {
+        name: g if g.layout is torch.strided else g.coalesce().values()
+        for name, g in gradients.items()
+        if g is not None and _counts(g)
+    }
+
+
 def _counts(tensor: Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex()
 
@@ -183,8 +190,7 @@ def _norm(tensors: Sequence[Tensor]) -> float:
     Small tensors are put together first: each call of torch costs more than looking at them.
     """
     if tensors and tensors[0].device.type != "cpu":  # each number asked for is waited for
-        norms = torch._foreach_norm([tensor.detach() for tensor in tensors])
-        return float(torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms])))
+        return float(_norm_inside(tensors))
     small: dict[torch.dtype, list[Tensor]] = {}
     parts: list[Tensor] = []
     for tensor in tensors:
@@ -194,6 +200,12 @@ def _norm(tensors: Sequence[Tensor]) -> float:
             parts.append(tensor)
     parts += [_in_one(several) for several in small.values()]
     return math.hypot(*(_one_norm(part) for part in parts))
+
+
+def _norm_inside(tensors: Sequence[Tensor]) -> Tensor:
+    norms = torch._foreach_norm([tensor.detach() for tensor in tensors])
+    norm: Tensor = torch.linalg.vector_norm(torch.stack([norm.float() for norm in norms]))
+    return norm
 
 
 def _in_one(tensors: Sequence[Tensor]) -> Tensor:

@@ -89,6 +89,24 @@ async def test_a_pipeline_trains_as_plain_torch(twins: str, case: Case) -> None:
     assert difference(ours, reference).state == 0.0
 
 
+@pytest.mark.parametrize(("count", "whose"), [(1, "a"), (2, "b")])
+async def test_an_update_is_given_to_it_before_its_gradients_are_looked_at(
+    count: int, whose: str
+) -> None:
+    """After the first one, no step has the host wait for a number."""
+    job, wanted = momentum_job(), undisturbed(momentum_job())
+    waits: list[int] = []
+    async with accelerated(count, whose) as (household, compute):
+        twin = compute[whose]
+
+        def note() -> None:
+            waits.append(len(twin.host_waits))
+
+        await household.holder_run(job, one_stage_each(count), on_step(household, 2, note)).run()
+        assert_undisturbed(household, job, wanted)
+        assert waits == [len(twin.host_waits)]
+
+
 async def test_fast_math_is_for_that_job_and_said() -> None:
     plans = []
     for fast_math in (True, False):

@@ -27,6 +27,7 @@ from tests.integration.training.group_plans import dealt, device_count, divided,
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import assert_same_weights, undisturbed
 from tests.support.curves import form_of
+from tests.support.twin_device import TwinDevice
 
 GOOD = 5
 """Updates before the one that has the sample."""
@@ -140,9 +141,11 @@ async def test_it_ends_the_job_before_it_counts_and_its_origin_is_named(
     assert all(tensor.isfinite().all() for tensor in written.values())
 
 
-async def test_on_one_device_alone_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("twins", ["", "a"])
+async def test_on_one_device_alone_too(tmp_path: Path, twins: str) -> None:
+    """An accelerator has made the update by then, and what was before it is kept."""
     wanted, what = undisturbed(job(), GOOD), job()
-    async with devices(1) as household:
+    async with devices(1, compute={name: TwinDevice() for name in twins}) as household:
         options = TrainOptions(local=True, out=tmp_path / "out.safetensors")
         with pytest.raises(TrainingError, match=rf"in the backward .* sample {marked()} of the"):
             await household.holder_run(what, options).run()
@@ -167,10 +170,18 @@ async def test_without_a_barrier_too(tmp_path: Path, kind: str) -> None:
     assert all(tensor.isfinite().all() for tensor in load_file(out).values())
 
 
-@pytest.mark.parametrize("clip", [None, 1e30])
-@pytest.mark.parametrize("plan", ["a pipeline", "one group"])
+@pytest.mark.parametrize(
+    ("plan", "clip", "twins"),
+    [
+        ("a pipeline", None, ""),
+        ("a pipeline", None, "b"),
+        ("a pipeline", 1e30, ""),
+        ("one group", None, ""),
+        ("one group", 1e30, ""),
+    ],
+)
 async def test_weights_that_an_update_would_leave_infinite(
-    monkeypatch: pytest.MonkeyPatch, plan: str, clip: float | None
+    monkeypatch: pytest.MonkeyPatch, plan: str, clip: float | None, twins: str
 ) -> None:
     """Gradients are finite, and so is the learning rate; their product is not."""
     force(monkeypatch, PLANS[plan])
@@ -187,7 +198,7 @@ async def test_weights_that_an_update_would_leave_infinite(
         return Job(made.model, made.data, loss, optimizer=SGD(lr=0.1), batch_size=8, **more)
 
     wanted, what, count = undisturbed(growing(), 3), growing(), device_count(PLANS[plan])
-    async with devices(count) as household:
+    async with devices(count, compute={name: TwinDevice() for name in twins}) as household:
         told = r"the update of \S+ .* would leave it NaN or infinite at step 4\. Try"
         with pytest.raises(TrainingError, match=told):
             await household.holder_run(what, TrainOptions(wait_for=count)).run()
