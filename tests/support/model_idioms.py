@@ -225,12 +225,13 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         rows = x.flatten(0, 1)
-        chosen = self.gate(rows).argmax(1)
+        share, chosen = (found[:, 0] for found in self.gate(rows).softmax(1).topk(1))
+        share /= share + 1.0
         order = chosen.argsort(stable=True)
         ends = torch.histc(chosen.float(), 3, 0, 2).cumsum(0, dtype=torch.int32)
         made = functional.grouped_mm(rows[order], self.matrices, offs=ends)
         made = torch.empty_like(made).index_copy(0, order, made)
-        out: Tensor = self.last(torch.tanh(made)).view_as(x).mean(1)
+        out: Tensor = self.last(torch.tanh(made * share[:, None])).view_as(x).mean(1)
         return out
 
 

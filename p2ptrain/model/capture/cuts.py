@@ -154,7 +154,11 @@ def _may_require_grad(
         for written in mutated_references(node) if node.grad_enabled else ():
             # A gradient that is written into a tensor shows in all of its views.
             found.update(aliases.members[aliases.find(written)])
-    return frozenset(value.index for value in found if isinstance(value, NodeRef))
+    return frozenset(
+        value.index
+        for value in found  # indices that topk gives are beside its values
+        if isinstance(value, NodeRef) and _is_differentiable_type(graph.traced[value.index].value)
+    )
 
 
 def _is_differentiable_type(value: object) -> bool:
