@@ -21,9 +21,9 @@ BATCH_SIZES = {
 }
 """Samples of a mini-batch."""
 
-RIVALS = ("torch", "ddp", "ddp-default", "torch-pp")
+RIVALS = ("torch", "ddp", "ddp-default")
 """Plain torch on the best device, DistributedDataParallel with the settings that prove best
-and with its own, torch.distributed.pipelining."""
+and with its own."""
 PLANNERS = ("auto", "hybrid", "pp", "dp", "single", "pipedream")
 """Of `p2ptrain train --planner`."""
 SYSTEMS = (*RIVALS, *PLANNERS)

@@ -37,15 +37,7 @@ _ENVIRONMENT = {
 
 
 class CellError(RuntimeError):
-    """A cell could not be measured; the run goes on with the next one.
-
-    Attributes:
-        cannot_run: the system says that it cannot train this model, so trying again is no use.
-    """
-
-    def __init__(self, message: str, cannot_run: bool = False) -> None:
-        super().__init__(message)
-        self.cannot_run = cannot_run
+    """A cell could not be measured; the run goes on with the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +204,7 @@ class Company:
             raise CellError(f"not done within {self._limit_seconds:.0f} s") from None
         if said.is_a("error"):
             assert said.event is not None
-            message = f"{said.process.device.name}: {said.event['message']}"
-            raise CellError(message, cannot_run=bool(said.event.get("cannot_run")))
+            raise CellError(f"{said.process.device.name}: {said.event['message']}")
         return said
 
     @property

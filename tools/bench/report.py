@@ -12,11 +12,11 @@ from tools.bench import alone
 from tools.bench.cells import BATCH_SIZES, HOUSEHOLDS, MODELS, PLANNERS, SIZES, SYSTEMS, Cell, Place
 from tools.bench.results import Results
 
-COMPARED = ("ddp", "torch-pp")
-"""The better of these is what p2ptrain is held against."""
+COMPARED = "ddp"
+"""What p2ptrain is held against."""
 HEADLINE = "auto"
 OVER_RIVALS = {"S": 1.25, "L": 1.1}
-"""At least so many times the better of DistributedDataParallel and torch pipelining."""
+"""At least so many times DistributedDataParallel."""
 _COLUMNS = ("A", "B", "C", "D", "F", "B1000")
 _FRACTIONS = {
     "mobilenetv2": (".84 .84 .83 .85 .90 .89", ".88 .87 .85 .87 .92 .91"),
@@ -62,8 +62,8 @@ class Row:
 
     @property
     def rival(self) -> float | None:
-        """The better rival's fraction."""
-        return max((self.measured[s] for s in COMPARED if s in self.measured), default=None)
+        """The rival's fraction."""
+        return self.measured.get(COMPARED)
 
     @property
     def best_of_ours(self) -> tuple[str, float] | None:
@@ -75,7 +75,7 @@ class Row:
 
     @property
     def over_rival(self) -> float | None:
-        """How many times the better rival's speed."""
+        """How many times the rival's speed."""
         if self.best_of_ours is None or self.rival is None:
             return None
         return self.best_of_ours[1] / self.rival
@@ -127,7 +127,7 @@ def page(results: Results, known: Sequence[Row]) -> str:
         "## Fractions of aggregate",
         "Measured samples/s by the sum of what the devices reach alone; the median of the runs. "
         "`target`: what the best 1F1B plans known reach in simulation, less 5%. `times rival`: "
-        "`auto` (or the best planner measured) by the better of ddp and torch-pp.",
+        "`auto` (or the best planner measured) by ddp.",
         table(_fraction_rows(known)),
         "## Predicted",
         "Fractions again: what `train` said of its plan.",

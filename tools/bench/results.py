@@ -4,7 +4,6 @@
  "machine": {...}, "versions": {...},
  "households": {"A": {"devices": [{"name", "cores", "memory_bytes", "rate_mbit"}]}},
  "alone": {"A/mobilenetv2": {"measured_at", "devices": {name: {...}}}},
- "blocks": {"mobilenetv2/S": {"measured_at", "blocks": [...]}},
  "cells": {"A/mobilenetv2/S/ddp": {"runs": [{"samples_per_s", "aggregate", ...} or {"error"}]}}}
 """
 
@@ -23,7 +22,7 @@ from statistics import median
 from typing import Any
 
 FORMAT = "p2ptrain.bench/1"
-PARTS = ("machine", "versions", "households", "alone", "blocks", "cells")
+PARTS = ("machine", "versions", "households", "alone", "cells")
 
 
 _PACKAGES = ("torch", "transformers", "numpy", "p2ptrain")
@@ -83,11 +82,8 @@ class Results:
         self.content["cells"].pop(cell, None)
 
     def runs_missing(self, cell: str, repeat: int) -> int:
-        """How many runs a cell still lacks. One that cannot run it at all is not tried again."""
-        runs = self.runs(cell)
-        if any(run.get("cannot_run") for run in runs):
-            return 0
-        return max(0, repeat - sum("samples_per_s" in run for run in runs))
+        """How many runs a cell still lacks."""
+        return max(0, repeat - sum("samples_per_s" in run for run in self.runs(cell)))
 
     def samples_per_s(self, cell: str) -> float | None:
         """The median of a cell's runs; None where there is none."""

@@ -18,10 +18,10 @@ from time import monotonic
 from typing import Any
 
 from tools.bench import alone, rivals
-from tools.bench.cells import WARM, Cell, Place, rounds_of
+from tools.bench.cells import WARM, Cell, rounds_of
 from tools.bench.household_run import HouseholdRuns
 from tools.bench.processes import CellError
-from tools.bench.results import Results, age_seconds, machine, now, versions
+from tools.bench.results import Results, machine, now, versions
 from tools.testbed import Household, Testbed
 
 
@@ -82,50 +82,21 @@ class Bench:
         try:
             run = {**self._run(cell, speeds), **reference}
         except CellError as error:
-            run = {"error": str(error), "cannot_run": error.cannot_run, "at": now()}
+            run = {"error": str(error), "at": now()}
         self._results.add_run(cell.key, run)
         _tell(f"{cell.key}: {_line(run)} ({monotonic() - begin:.0f} s)")
 
     def _run(self, cell: Cell, speeds: dict[str, Any]) -> dict[str, Any]:
         rounds = rounds_of(cell, self._wishes.steady_rounds, self._wishes.settle_rounds)
         limit = self._wishes.limit_seconds
-        blocks = self._blocks(cell) if cell.system == "torch-pp" else []
         with self._testbed(cell.household) as testbed:
             if cell.is_rival:
                 own = alone.speeds(speeds)
                 chosen = self._results.chosen(cell.key)
-                return rivals.Rivals(testbed, own, blocks, limit, chosen).run(cell, rounds)
+                return rivals.Rivals(testbed, own, limit, chosen).run(cell, rounds)
             folder = self._states / cell.household
             runs = HouseholdRuns(testbed, folder, limit, self._wishes.train_options)
             return runs.run(cell, rounds)
-
-    def _blocks(self, cell: Cell) -> list[tuple[str, float]]:
-        key = f"{cell.model}/{cell.size}"
-        kept = self._results.get("blocks", key)
-        if kept is None:
-            with self._testbed(cell.household) as testbed:
-                blocks = rivals.measure_blocks(cell, testbed, self._wishes.limit_seconds)
-            kept = {"measured_at": now(), "blocks": blocks}
-            self._results.put("blocks", key, kept)
-        return [(name, seconds) for name, seconds in kept["blocks"]]
-
-    def _alone(self, place: Place) -> dict[str, Any] | None:
-        """What the devices reach alone, unless it is known of late; None where it fails."""
-        kept: dict[str, Any] | None = self._results.get("alone", place.key)
-        holds_seconds = self._wishes.reference_seconds
-        if kept is not None and age_seconds(kept["measured_at"]) <= holds_seconds:
-            return kept
-        _tell(f"{place.key}: measuring the devices")
-        before = None if self._wishes.again else kept
-        try:
-            with self._testbed(place.household) as testbed:
-                measured = alone.measure(place, testbed, self._wishes.limit_seconds, before)
-        except CellError as error:
-            _tell(f"{place.key}: not measured: {error}")
-            return None
-        kept = {"measured_at": now(), **measured}
-        self._results.put("alone", place.key, kept)
-        return kept
 
     def _testbed(self, name: str) -> Testbed:
         household = Household.load(name)
@@ -157,7 +128,7 @@ def run(cells: Sequence[Cell], results: Results, wishes: Wishes) -> None:
 
 def _line(run: dict[str, Any]) -> str:
     if "error" in run:
-        return f"{'cannot run it' if run['cannot_run'] else 'failed'}: {run['error']}"
+        return f"failed: {run['error']}"
     reference, speed = run["aggregate"], run["samples_per_s"]
     predicted = run.get("predicted_samples_per_s")
     said = f", predicted {predicted / reference:.2f}" if predicted else ""

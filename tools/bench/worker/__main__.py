@@ -9,15 +9,13 @@ import warnings
 
 import torch
 
-from tools.bench.worker.channel import CannotRunError, Channel
+from tools.bench.worker.channel import Channel
 
 TASKS = {
     "alone": ("alone", "run"),
     "torch": ("alone", "run_plain"),
     "ddp": ("ddp", "run"),
     "ddp-default": ("ddp", "run"),
-    "torch-pp": ("pipelining", "run"),
-    "blocks": ("blocks", "run"),
 }
 """Task -> its module, loaded when it is asked for, and the function there."""
 
@@ -32,9 +30,7 @@ def main() -> None:
         task = getattr(importlib.import_module(f"tools.bench.worker.{module}"), function)
         task(json.loads(sys.argv[2]), channel)
     except Exception as error:
-        refused = isinstance(error, CannotRunError)
-        message = str(error) if refused else f"{type(error).__name__}: {error}"
-        channel.say("error", message=message, cannot_run=refused)
+        channel.say("error", message=f"{type(error).__name__}: {error}")
         raise
 
 

@@ -10,11 +10,10 @@ import json
 import os
 import select
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,17 +24,6 @@ LEARNING_RATE, MOMENTUM = 0.01, 0.9
 BATCHES = 2
 
 Round = Callable[[int], None]
-
-
-class CannotRunError(Exception):
-    """A rival refuses a model, by the exception that it raised."""
-
-    @classmethod
-    def because(cls, error: Exception) -> Self:
-        """With the kind, the message and the place of `error`."""
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        where = f"{place.name} in {place.filename.rpartition('site-packages/')[2]}"
-        return cls(f"{type(error).__name__}: {error} ({where})")
 
 
 class Channel:

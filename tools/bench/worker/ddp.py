@@ -9,18 +9,25 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from tools.bench import models
 from tools.bench.models import Training
-from tools.bench.worker import group
-from tools.bench.worker.channel import Channel, Samples, optimizer_of, run_rounds
+from tools.bench.worker.channel import Channel, Round, Samples, optimizer_of, run_rounds, timed
+
+PORT = 29_517
+TRY_SECONDS = 60.0
+"""After so long no further settings are tried."""
+_ROUNDS_OF_A_TRY = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +84,7 @@ def run(task: Mapping[str, Any], channel: Channel) -> None:
     training = models.load(task["model"])
     samples = Samples.make(training, task["batch_size"])
     channel.ready()
-    group.join(task)
+    join(task)
     settings = [_Setting(**setting) for setting in task["settings"]]
     tried = _try_each(task, settings, training, samples)
     best = tried.index(min(tried)) if tried else 0
@@ -94,9 +101,42 @@ def _try_each(
 ) -> list[float]:
     """Seconds of a round with each setting that there is time for; of none where it is the only."""
     tried: list[float] = []
-    while len(settings) > 1 and group.try_more(tried, len(settings)):
+    while len(settings) > 1 and try_more(tried, len(settings)):
         replica = _Replica(task, settings[len(tried)], training, samples)
-        tried.append(group.slowest_seconds(replica.one_round))
+        tried.append(slowest_seconds(replica.one_round))
         del replica
         gc.collect()  # a replica and its reducer name each other
     return tried
+
+
+def join(task: Mapping[str, Any]) -> None:
+    """Join the others; `task` names this device's rank, the world and the first one's address."""
+    os.environ["GLOO_SOCKET_IFNAME"] = _interface(task["address"])
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://{task['first_address']}:{PORT}",
+        rank=task["rank"],
+        world_size=task["world"],
+        timeout=timedelta(seconds=600),
+    )
+
+
+def try_more(tried: Sequence[float], settings: int) -> bool:
+    """Whether another of so many settings is to be tried; the same answer on every device."""
+    return len(tried) < settings and _ROUNDS_OF_A_TRY * sum(tried) < TRY_SECONDS
+
+
+def slowest_seconds(run: Round) -> float:
+    """Seconds of the second of two rounds, as long as they are on the slowest device."""
+    run(0)
+    dist.barrier()
+    seconds = torch.tensor([timed(lambda: run(1))], dtype=torch.float64)
+    dist.all_reduce(seconds, op=dist.ReduceOp.MAX)
+    return float(seconds.item())
+
+
+def _interface(address: str) -> str:
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(own.address == address for own in addresses):
+            return str(name)
+    raise RuntimeError(f"no interface has the address {address}")

@@ -59,8 +59,8 @@ def test_a_small_share_takes_the_best_micro_batch_that_fits() -> None:
     assert [speed.best_of_at_most(n) for n in (3, 4, 15, 16, 99)] == [3, 4, 8, 16, 16]
 
 
-def test_fractions_and_ratio_to_the_better_rival() -> None:
-    (row,) = rows(measured(ddp=12.0, torch_pp=6.0, pp=15.0, auto=18.0, torch=23.0))
+def test_fractions_and_ratio_to_the_rival() -> None:
+    (row,) = rows(measured(ddp=12.0, pp=15.0, auto=18.0, torch=23.0))
     assert row.measured["ddp"] == pytest.approx(0.5)
     assert row.rival == pytest.approx(0.5)
     assert row.best_of_ours is not None
@@ -109,12 +109,12 @@ def test_targets_stand_where_they_are_asked() -> None:
 
 def test_the_page_has_the_figures_and_says_what_is_missing() -> None:
     results = measured(ddp=12.0, pp=15.0)
-    results.add_run("A/vit/S/torch-pp", {"error": "no such operator", "cannot_run": True})
+    results.add_run("A/vit/S/ddp-default", {"error": "no such operator"})
     own = [{"name": "fast", "cores": 0.6, "rate_mbit": 100.0}] * 2
     results.put("households", "A", {"devices": own})
     text = page(results, rows(results))
     assert "| A | vit | S | 24/s | 0.50 | no | 0.62 | 0.70 | 1.25 | 1.25 |" in text
-    assert "- A vit S torch-pp: no such operator" in text
+    assert "- A vit S ddp-default: no such operator" in text
     assert "- A: 2 x 0.6 core at 100 Mbit/s" in text
 
 

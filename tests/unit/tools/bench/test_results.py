@@ -41,13 +41,11 @@ def test_figures_of_other_cables_are_not_mixed(tmp_path: Path) -> None:
         resumed.keep_household("A", list(map(asdict, household.at_rate("400mbit").devices)))
 
 
-def test_a_failure_is_tried_again_but_not_what_cannot_be_run() -> None:
+def test_a_failure_is_tried_again() -> None:
     results = Results(None)
-    results.add_run(CELL, {"error": "not done within 300 s", "cannot_run": False})
+    results.add_run(CELL, {"error": "not done within 300 s"})
     assert results.runs_missing(CELL, repeat=1) == 1
     assert results.why_not(CELL) == "not done within 300 s"
-    results.add_run(CELL, {"error": "non-contiguous", "cannot_run": True})
-    assert results.runs_missing(CELL, repeat=3) == 0
     results.add_run(CELL, {"samples_per_s": 3.0})
     assert results.why_not(CELL) is None
 

@@ -1,12 +1,9 @@
-"""What rivals try, what they keep, and what they refuse."""
+"""What rivals try, and what they keep."""
 
 from __future__ import annotations
 
-import pytest
-
 from tools.bench.results import Results
-from tools.bench.worker.channel import CannotRunError
-from tools.bench.worker.group import try_more
+from tools.bench.worker.ddp import try_more
 
 
 def test_settings_are_tried_until_the_time_is_up() -> None:
@@ -22,13 +19,3 @@ def test_the_setting_that_proved_best_is_kept() -> None:
     results.add_run("A/vit/S/ddp", {"samples_per_s": 1.0, "setup": {"chosen": 2}})
     results.add_run("A/vit/S/ddp", {"error": "power cut"})
     assert results.chosen("A/vit/S/ddp") == 2
-
-
-def test_a_refusal_says_what_was_raised_and_where() -> None:
-    def send() -> None:
-        raise ValueError("has to be contiguous")
-
-    with pytest.raises(ValueError, match="contiguous") as raised:
-        send()
-    refusal = CannotRunError.because(raised.value)
-    assert str(refusal).startswith("ValueError: has to be contiguous (send in ")

@@ -1,14 +1,12 @@
-"""How rivals divide samples and blocks."""
+"""How rivals divide samples."""
 
 from __future__ import annotations
-
-from itertools import combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tools.bench.rivals import balanced_cuts, weighted_shares
+from tools.bench.rivals import weighted_shares
 from tools.bench.worker.channel import even_pieces
 
 exactly = settings(derandomize=True, deadline=None, max_examples=60)
@@ -44,32 +42,3 @@ def test_pieces_are_as_few_and_as_equal_as_possible(total: int, largest: int) ->
     assert max(pieces) <= largest
     assert max(pieces) - min(pieces) <= 1
     assert (len(pieces) - 1) * largest < total
-
-
-@exactly
-@given(st.lists(st.floats(0.01, 1.0), min_size=3, max_size=8), st.data())
-def test_no_other_cuts_have_a_faster_slowest_stage(
-    seconds: list[float], data: st.DataObject
-) -> None:
-    speeds = data.draw(st.lists(st.floats(0.1, 1.0), min_size=1, max_size=3))
-
-    def slowest(cuts: tuple[int, ...]) -> float:
-        borders = [0, *cuts, len(seconds)]
-        return max(
-            sum(seconds[first:end]) / speed
-            for first, end, speed in zip(borders, borders[1:], speeds, strict=False)
-        )
-
-    best = min(map(slowest, combinations(range(1, len(seconds)), len(speeds) - 1)))
-    cuts = tuple(balanced_cuts(seconds, speeds))
-    assert len(cuts) == len(speeds) - 1
-    assert slowest(cuts) == pytest.approx(best)
-
-
-def test_more_devices_than_blocks() -> None:
-    with pytest.raises(ValueError, match="2 blocks"):
-        balanced_cuts([1.0, 1.0], [1.0, 1.0, 1.0])
-
-
-def test_a_heavy_block_leaves_the_other_stages_even() -> None:
-    assert balanced_cuts([9.0, 1.0, 2.0, 2.0, 1.0], [1.0, 1.0, 1.0]) == [1, 3]
