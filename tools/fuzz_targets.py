@@ -84,6 +84,7 @@ from p2ptrain.net.frame import (
     pack_prefix,
 )
 from p2ptrain.net.message import Message, Priority
+from p2ptrain.net.parts import Blob
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.round_picture import Bar, PredictedRound, RoundPicture
@@ -410,62 +411,27 @@ def _training() -> list[Target]:
         ),
         *(LinksAnswer(((ME, 1e7, 0.001),)), ProfileAsked("j", "m", ME, (1, 4), company=True)),
     ]
+    orders += [
+        StateRequest(
+            *("j", ME, 3, frozenset({ME}), AT),
+            rebuild=Rebuild(ME, 1, 0, 4, 3, AT, Version(9, 3)),
+        ),
+        *(PrepareReply(False, 5, "why", ME, 7), FailureReport("not_finite", "why", 3, 1, 2)),
+        *(RangeRequest(0, 1, 0, 131072, True), PassedOver("j", ME, 600.0)),
+    ]
+    parts: list[Blob] = [
+        *(assignment(), _course(), _picture(), inventory(), planning_request()),
+        *(Fetches((Fetch(0, 4, ME), Fetch(4, 5, ME, True))), ProfileAnswer(_MEASURED, 1 << 30, 5)),
+    ]
+    ended = FailureReport("link", "a link ended", peer=ME)
     return [
         *(_of_frame(order) for order in orders),
-        Target("assignment", Assignment.from_bytes, [assignment().to_bytes()]),
-        Target("job_course", JobCourse.from_bytes, [_course().to_bytes()]),
-        Target("round_picture", RoundPicture.from_bytes, [_picture().to_bytes()]),
-        Target("inventory", StateReport.from_bytes, [inventory().to_bytes()]),
-        Target(
-            "fetches",
-            Fetches.from_bytes,
-            [Fetches((Fetch(0, 4, ME), Fetch(4, 5, ME, True))).to_bytes()],
-        ),
-        Target("planning_request", JobPlanRequest.from_bytes, [planning_request().to_bytes()]),
-        Target(
-            "profile_answer",
-            ProfileAnswer.from_bytes,
-            [ProfileAnswer(_MEASURED, 1 << 30, 5).to_bytes()],
-        ),
-        Target(
-            "state_request",
-            of_fields(StateRequest.read),
-            [
-                cbor.dumps(
-                    StateRequest(
-                        *("j", ME, 3, frozenset({ME}), AT),
-                        rebuild=Rebuild(ME, 1, 0, 4, 3, AT, Version(9, 3)),
-                    ).fields()
-                )
-            ],
-        ),
-        Target(
-            "prepare_reply",
-            of_fields(PrepareReply.read),
-            [cbor.dumps(PrepareReply(False, 5, "why", ME, 7).fields())],
-        ),
-        Target(
-            "failure_report",
-            of_fields(FailureReport.read),
-            [
-                cbor.dumps(FailureReport("not_finite", "why", 3, 1, 2).fields()),
-                cbor.dumps(FailureReport("link", "a link ended", peer=ME).fields()),
-            ],
-        ),
-        Target(
-            "range_request",
-            of_fields(RangeRequest.read),
-            [cbor.dumps(RangeRequest(0, 1, 0, 131072, True).fields())],
-        ),
+        *(_of_part(part) for part in parts),
+        Target("link_failure", of_fields(FailureReport.read), [cbor.dumps(ended.fields())]),
         Target("digest", of_value(lambda value: read_digest(value, 100)), [cbor.dumps([5])]),
         Target("tensor_meta", of_value(_tensor_meta), [cbor.dumps(pack(torch.zeros(3, 4)).meta)]),
         Target("model", decode_model, [_model()]),
         Target("box_answer", ProfileResult.from_bytes, [cbor.dumps(write_form(_found()))]),
-        Target(
-            "passed_over",
-            of_fields(PassedOver.read),
-            [cbor.dumps(write_form(PassedOver("j", ME, 600.0)))],
-        ),
         *_about_plans(),
     ]
 
@@ -488,10 +454,6 @@ def _about_plans() -> list[Target]:
     near = Near(
         Plan.from_json(_PLAN, "the plan"), Replicas((("a",),) * 2 + (("b",),)), ReplanMethod.LIGHT
     )
-    questions = [
-        PlanQuestion(replace(planning_request(), batch_size=8), household, near),
-        PlanQuestion(planning_request(), household),
-    ]
     request = ReplanRequest(
         planning=planning_request(),
         in_force=PlanInForce(assignment(), _PLAN),
@@ -505,17 +467,24 @@ def _about_plans() -> list[Target]:
         remaining_rounds=9,
         moved_seconds_ago=(5.0,),
     )
-    found = ReplanReply(_PLAN, 0.1, "it is faster", frozenset({ME}))
     return [
-        Target("plan_question", PlanQuestion.from_bytes, [q.to_bytes() for q in questions]),
-        Target("consider_request", ReplanRequest.from_bytes, [request.to_bytes()]),
-        Target("considered", ReplanReply.from_bytes, [found.to_bytes()]),
+        _of_part(
+            PlanQuestion(replace(planning_request(), batch_size=8), household, near),
+            PlanQuestion(planning_request(), household),
+        ),
+        _of_part(request),
+        _of_part(ReplanReply(_PLAN, 0.1, "it is faster", frozenset({ME}))),
     ]
 
 
 def _of_frame(form: FrameFields) -> Target:
     kind = type(form)
     return Target(kind.__name__, of_fields(kind.read), [cbor.dumps(form.fields())])
+
+
+def _of_part(*forms: Blob | PlanQuestion) -> Target:
+    kind = type(forms[0])
+    return Target(kind.__name__, kind.from_bytes, [form.to_bytes() for form in forms])
 
 
 def _tensor_meta(value: Any) -> object:

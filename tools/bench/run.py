@@ -18,10 +18,10 @@ from time import monotonic
 from typing import Any
 
 from tools.bench import alone, rivals
-from tools.bench.cells import WARM, Cell, rounds_of
+from tools.bench.cells import WARM, Cell, Place, rounds_of
 from tools.bench.household_run import HouseholdRuns
 from tools.bench.processes import CellError
-from tools.bench.results import Results, machine, now, versions
+from tools.bench.results import Results, age_seconds, machine, now, versions
 from tools.testbed import Household, Testbed
 
 
@@ -97,6 +97,24 @@ class Bench:
             folder = self._states / cell.household
             runs = HouseholdRuns(testbed, folder, limit, self._wishes.train_options)
             return runs.run(cell, rounds)
+
+    def _alone(self, place: Place) -> dict[str, Any] | None:
+        """What the devices reach alone, unless it is known of late; None where it fails."""
+        kept: dict[str, Any] | None = self._results.get("alone", place.key)
+        holds_seconds = self._wishes.reference_seconds
+        if kept is not None and age_seconds(kept["measured_at"]) <= holds_seconds:
+            return kept
+        _tell(f"{place.key}: measuring the devices")
+        before = None if self._wishes.again else kept
+        try:
+            with self._testbed(place.household) as testbed:
+                measured = alone.measure(place, testbed, self._wishes.limit_seconds, before)
+        except CellError as error:
+            _tell(f"{place.key}: not measured: {error}")
+            return None
+        kept = {"measured_at": now(), **measured}
+        self._results.put("alone", place.key, kept)
+        return kept
 
     def _testbed(self, name: str) -> Testbed:
         household = Household.load(name)
