@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import cycle
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tools.detection.member import Settings
@@ -124,12 +123,7 @@ class Members:
         await self.settled()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await asyncio.gather(*(process.end() for process in self._processes.values()))
 
     def __getitem__(self, name: str) -> MemberProcess:

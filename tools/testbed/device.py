@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tools.testbed.cable import Cable
-from tools.testbed.control_groups import control_group
+from tools.testbed.control_groups import Quota, control_group
 from tools.testbed.household import check_cores, check_rate
 from tools.testbed.network import switch_name
-from tools.testbed.quota import Quota
 from tools.testbed.record import DeviceRecord
 
 _ONE_THREAD = 'OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" MKL_NUM_THREADS="${MKL_NUM_THREADS:-1}"'

@@ -19,7 +19,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 BEAT_SECONDS = 0.0005
@@ -51,12 +50,7 @@ class Metronome:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stop()
 
     def _stop(self) -> None:

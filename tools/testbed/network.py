@@ -15,7 +15,6 @@ import itertools
 import os
 import subprocess
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from tools.testbed import quantities
@@ -58,12 +57,7 @@ class Network:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._remove()
 
     def prefix(self, device: int) -> list[str]:

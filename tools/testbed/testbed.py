@@ -19,7 +19,6 @@ import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import Self
 
 from tools.testbed.cable import Cable
@@ -79,12 +78,7 @@ class Testbed:
             self._closing = stack.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.close()
 
     def __getitem__(self, name: str) -> EmulatedDevice:

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tools.testbed.control_groups import ControlGroup, control_group
-from tools.testbed.control_groups.control_group import write
-from tools.testbed.control_groups.version1 import ControlGroupVersion1
-from tools.testbed.control_groups.version2 import ControlGroupVersion2
+from tools.testbed.control_groups import (
+    ControlGroup,
+    ControlGroupVersion1,
+    ControlGroupVersion2,
+    Quota,
+    control_group,
+    write,
+)
 from tools.testbed.errors import TestbedError
-from tools.testbed.quota import Quota
 
 MIB = 2**20
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tools.testbed.cable import bucket_bytes, piece_bytes
+from tools.testbed.control_groups import Quota
 from tools.testbed.quantities import mbit, seconds, size_bytes
-from tools.testbed.quota import Quota
 
 
 def test_units_are_those_of_tc_and_of_memory() -> None:
