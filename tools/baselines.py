@@ -5,16 +5,14 @@ None of them is part of the product, and none knows the data holder's feed.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, draft_pipeline, peak_bytes
 from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
@@ -157,70 +155,6 @@ def dapple_like(profile: Profile, cluster: Cluster, request: PlanRequest) -> Out
     plan = make_plan(profile, replace(cluster, devices=equal), replace(request, planner="hybrid"))
     cost = CostModel(profile, cluster)
     return outcome(cost, draft_of(plan, cost))
-
-
-def hetpipe_like(profile: Profile, cluster: Cluster, request: PlanRequest) -> Outcome:
-    """HetPipe (ATC 2020), synchronous: virtual workers are pipelines, data parallel between them.
-
-    V virtual workers, each a straight pipeline over its devices (the fastest that p2ptrain's
-    search finds without groups); equal kinds together, or one of each kind in turn, as HetPipe's
-    policies NP and ED. Each takes a part of the mini-batch by its speed. Then all push their
-    gradients of the whole model to a parameter server on one of the devices and pull the weights:
-    2(V-1) · parameter bytes / rate. The best policy and V by the simulator, from two on: a single
-    virtual worker would be a straight pipeline.
-    """
-    names = sorted((device.slowdown, device.name) for device in cluster.devices)
-    best = 0.0
-    for count in range(2, len(names) + 1):
-        for workers in virtual_workers([name for _, name in names], count):
-            seconds = _hetpipe_seconds(profile, cluster, request, workers)
-            best = max(best, request.batch_size / seconds)
-    return Outcome(best or None)
-
-
-def virtual_workers(names: Sequence[str], count: int) -> list[list[list[str]]]:
-    """`names`, fastest first, in `count` workers: equal kinds together, or dealt in turn."""
-    bounds = [round(i * len(names) / count) for i in range(count + 1)]
-    together = [list(names[a:b]) for a, b in pairwise(bounds)]
-    in_turn = [list(names[i::count]) for i in range(count)]
-    return [together] if together == in_turn else [together, in_turn]
-
-
-def _hetpipe_seconds(
-    profile: Profile, cluster: Cluster, request: PlanRequest, workers: Sequence[Sequence[str]]
-) -> float:
-    """Seconds of a round; infinite where a worker's pipeline does not fit."""
-    try:
-        speeds = [_pipeline(profile, cluster, request, worker) for worker in workers]
-        shares = shares_of(request.batch_size, speeds)
-        rounds = [
-            share / _pipeline(profile, cluster, replace(request, batch_size=share), worker)
-            for share, worker in zip(shares, workers, strict=True)
-            if share
-        ]
-    except PlanError:
-        return math.inf
-    parameters = sum(unit.parameter_bytes for unit in profile.units)
-    link = cluster.link(workers[0][0], workers[-1][-1])
-    exchange = 2 * (len(workers) - 1) * parameters / link.bytes_per_s + 2 * link.latency_s
-    return max(rounds) + exchange
-
-
-def _pipeline(
-    profile: Profile, cluster: Cluster, request: PlanRequest, names: Sequence[str]
-) -> float:
-    """Samples/s of the best straight pipeline over some of these devices; the first is holder."""
-    devices = tuple(replace(cluster.device(name), holder=i == 0) for i, name in enumerate(names))
-    alone = Cluster(devices, cluster.default_link)
-    plan = make_plan(profile, alone, replace(request, planner="auto", groups=False))
-    return plan.predicted.samples_per_s
-
-
-def shares_of(total: int, speeds: Sequence[float]) -> list[int]:
-    """`total` samples by speed, whole numbers that sum to it."""
-    exact = list(accumulate((total * speed / sum(speeds) for speed in speeds), initial=0.0))
-    ends = [round(value) for value in exact]
-    return [b - a for a, b in pairwise(ends)]
 
 
 def equal_stages(

@@ -33,7 +33,7 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
-from tools.baselines import dapple_like, equal_stages, hetpipe_like
+from tools.baselines import dapple_like, equal_stages
 from tools.paper_testbeds import ENVIRONMENTS, Model, all_models, cluster, fed_locally
 
 TABLE_4 = {  # model: (environment, Mbit/s): published speed-up over device, DP, PP
@@ -62,12 +62,10 @@ FIGURE_13 = {  # its ranges over four models and two environments; the bars' val
     "EDDL": (1.6, 6.9),
     "PipeDream": (1.3, 2.1),
     "Dapple": (1.2, 1.8),
-    "HetPipe": (1.2, 1.9),
 }
 FTPIPEHD_RATIO = 6.8
 FTPIPEHD_BATCH = 256
 FTPIPEHD_MEMORY_BYTES = 64 * 2**30
-SCALING = (1, 2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +149,7 @@ def figure_13(models: Mapping[str, Model]) -> Iterator[str]:
     yield ""
     listed = " | ".join(f"{name} ({low}-{high}x)" for name, (low, high) in FIGURE_13.items())
     yield f"| model | env. | {listed} | `hybrid` | our samples/s |"
-    yield "|---|---|---|---|---|---|---|---|"
+    yield "|---|---|---|---|---|---|---|"
     seen: dict[str, list[float]] = {name: [] for name in FIGURE_13}
     for name, model in models.items():
         for environment in "BC":
@@ -177,11 +175,10 @@ def _other_systems(case: Case) -> dict[str, float | None]:
         "EDDL": case.speed("dp"),
         "PipeDream": case.speed("pipedream"),
     }
-    for name, baseline in (("Dapple", dapple_like), ("HetPipe", hetpipe_like)):
-        try:
-            answers[name] = baseline(case.profile, case.cluster, request).samples_per_s
-        except PlanError:
-            answers[name] = None
+    try:
+        answers["Dapple"] = dapple_like(case.profile, case.cluster, request).samples_per_s
+    except PlanError:
+        answers["Dapple"] = None
     return answers
 
 
@@ -221,23 +218,6 @@ def _ftpipehd_row(model: Model, slow: int, mbit: int) -> str:
     )
 
 
-def scaling(models: Mapping[str, Model]) -> Iterator[str]:
-    """Speed-up over one device, 1 to 64 equal ones."""
-    yield "## Scaling: speed-up of `auto` (of `dp`) over one Nano, batch of table 4"
-    yield ""
-    yield f"| model | Mbit/s | {' | '.join(map(str, SCALING))} |"
-    yield f"|---|---|{'---|' * len(SCALING)}"
-    for name, model in models.items():
-        for mbit in (100, 1000):
-            single = Case(model, cluster(model, ["nano"], mbit)).speed("single")
-            cells = []
-            for count in SCALING:
-                case = Case(model, cluster(model, ["nano"] * count, mbit))
-                auto, dp = (_ratio(case.speed(planner), single) for planner in ("auto", "dp"))
-                cells.append(f"{_times(auto)} ({_times(dp)})")
-            yield f"| {name} | {mbit} | {' | '.join(cells)} |"
-
-
 def _ratio(ours: float | None, other: float | None) -> float | None:
     return ours / other if ours and other else None
 
@@ -257,7 +237,7 @@ def _shape(plan: Plan | None) -> str:
     )
 
 
-TABLES = {"4": table_4, "13": figure_13, "ftpipehd": ftpipehd, "scaling": scaling}
+TABLES = {"4": table_4, "13": figure_13, "ftpipehd": ftpipehd}
 
 
 def parse() -> argparse.Namespace:

@@ -14,45 +14,19 @@ from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from p2ptrain.messages import kinds
-from p2ptrain.messages.findings import FindingFields
-from p2ptrain.messages.job_requests import (
-    FactsRequest,
-    JobEnd,
-    JobKept,
-    JobOver,
-    JobQuestion,
-    LeaveReply,
-    ModelRequest,
-    PrepareReply,
-    PrepareRequest,
-    StateRequest,
+from p2ptrain.messages import (
+    findings,
+    job_requests,
+    kinds,
+    measured,
+    plan_request,
+    round_orders,
+    snapshots,
+    spans,
+    stage_reports,
+    tensors,
+    transfers,
 )
-from p2ptrain.messages.measured import EnergyReply
-from p2ptrain.messages.plan_request import PassedOver
-from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder, StageKey
-from p2ptrain.messages.snapshots import (
-    BackupAssignment,
-    RetainSnapshots,
-    SnapshotKept,
-    SnapshotOffer,
-)
-from p2ptrain.messages.spans import SpansReply, SpansRequest
-from p2ptrain.messages.stage_reports import (
-    DiagnoseRequest,
-    DoneFields,
-    FailureReport,
-    NormsReport,
-    RoundQuestion,
-)
-from p2ptrain.messages.tensors import (
-    MicroBatchSlice,
-    ResendLogged,
-    ResendSamples,
-    StreamId,
-    ValuesFields,
-)
-from p2ptrain.messages.transfers import ManifestReply, RangeRequest, StateKey
 from p2ptrain.net.forms import (
     By,
     Count,
@@ -83,38 +57,41 @@ own.
 """
 
 FORMS: Mapping[str, tuple[tuple[type, ...], tuple[type, ...]]] = {
-    kinds.INVENTORY: ((StateRequest,), ()),
-    kinds.FACTS: ((FactsRequest,), ()),
-    kinds.FETCH_MODEL: ((ModelRequest,), ()),
-    kinds.PASSED_OVER: ((PassedOver,), ()),
-    kinds.PREPARE: ((PrepareRequest,), (PrepareReply,)),
-    kinds.STATE_MANIFEST: ((StateKey,), (ManifestReply,)),
-    kinds.STATE_READ: ((StateKey, RangeRequest), ()),
-    kinds.ROUND: ((GenerationKey, RoundOrder), ()),
-    f"{kinds.ROUND} (the last)": ((GenerationKey, EndOfRounds), ()),
-    kinds.VALUES: ((StreamId, MicroBatchSlice, ValuesFields), ()),
-    kinds.STARTED: ((StreamId,), ()),
-    kinds.NORMS: ((StageKey, NormsReport), ()),
-    kinds.DONE: ((StageKey, DoneFields), ()),
-    kinds.COMMIT: ((GenerationKey, Commit), ()),
-    kinds.FAILED: ((StageKey, FailureReport), ()),
-    kinds.DIAGNOSE: ((GenerationKey, DiagnoseRequest), (FindingFields,)),
-    kinds.ARRIVED: ((GenerationKey, RoundQuestion), ()),
-    kinds.STANDING: ((GenerationKey,), ()),
-    kinds.SPANS: ((SpansRequest,), (SpansReply,)),
-    kinds.ENERGY: ((), (EnergyReply,)),
+    kinds.INVENTORY: ((job_requests.StateRequest,), ()),
+    kinds.FACTS: ((job_requests.FactsRequest,), ()),
+    kinds.FETCH_MODEL: ((job_requests.ModelRequest,), ()),
+    kinds.PASSED_OVER: ((plan_request.PassedOver,), ()),
+    kinds.PREPARE: ((job_requests.PrepareRequest,), (job_requests.PrepareReply,)),
+    kinds.STATE_MANIFEST: ((transfers.StateKey,), (transfers.ManifestReply,)),
+    kinds.STATE_READ: ((transfers.StateKey, transfers.RangeRequest), ()),
+    kinds.ROUND: ((round_orders.GenerationKey, round_orders.RoundOrder), ()),
+    f"{kinds.ROUND} (the last)": ((round_orders.GenerationKey, round_orders.EndOfRounds), ()),
+    kinds.VALUES: ((tensors.StreamId, tensors.MicroBatchSlice, tensors.ValuesFields), ()),
+    kinds.STARTED: ((tensors.StreamId,), ()),
+    kinds.NORMS: ((round_orders.StageKey, stage_reports.NormsReport), ()),
+    kinds.DONE: ((round_orders.StageKey, stage_reports.DoneFields), ()),
+    kinds.COMMIT: ((round_orders.GenerationKey, round_orders.Commit), ()),
+    kinds.FAILED: ((round_orders.StageKey, stage_reports.FailureReport), ()),
+    kinds.DIAGNOSE: (
+        (round_orders.GenerationKey, stage_reports.DiagnoseRequest),
+        (findings.FindingFields,),
+    ),
+    kinds.ARRIVED: ((round_orders.GenerationKey, stage_reports.RoundQuestion), ()),
+    kinds.STANDING: ((round_orders.GenerationKey,), ()),
+    kinds.SPANS: ((spans.SpansRequest,), (spans.SpansReply,)),
+    kinds.ENERGY: ((), (measured.EnergyReply,)),
     kinds.EXPLAIN: ((), ()),
     kinds.ROUND_PICTURE: ((), ()),
-    kinds.REPLICA_OFFER: ((GenerationKey, SnapshotOffer), ()),
-    kinds.REPLICA_KEPT: ((GenerationKey, SnapshotKept), ()),
-    kinds.REPLICA_KEEPER: ((GenerationKey, BackupAssignment), ()),
-    kinds.VERSIONS_KEEP: ((RetainSnapshots,), ()),
-    kinds.LOG_SEND: ((ResendLogged,), ()),
-    kinds.FEED_SEND: ((ResendSamples,), ()),
-    kinds.FIND: ((), (JobKept,)),
-    kinds.OVER: ((JobQuestion,), (JobOver,)),
-    kinds.LEAVING: ((JobQuestion,), (LeaveReply,)),
-    kinds.END: ((JobEnd,), ()),
+    kinds.REPLICA_OFFER: ((round_orders.GenerationKey, snapshots.SnapshotOffer), ()),
+    kinds.REPLICA_KEPT: ((round_orders.GenerationKey, snapshots.SnapshotKept), ()),
+    kinds.REPLICA_KEEPER: ((round_orders.GenerationKey, snapshots.BackupAssignment), ()),
+    kinds.VERSIONS_KEEP: ((snapshots.RetainSnapshots,), ()),
+    kinds.LOG_SEND: ((tensors.ResendLogged,), ()),
+    kinds.FEED_SEND: ((tensors.ResendSamples,), ()),
+    kinds.FIND: ((), (job_requests.JobKept,)),
+    kinds.OVER: ((job_requests.JobQuestion,), (job_requests.JobOver,)),
+    kinds.LEAVING: ((job_requests.JobQuestion,), (job_requests.LeaveReply,)),
+    kinds.END: ((job_requests.JobEnd,), ()),
 }
 """Kind -> the forms of the message's fields, and of its answer's."""
 

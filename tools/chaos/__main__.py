@@ -59,7 +59,6 @@ def main() -> int:
         metavar="KEY=VALUE",
         help=f"of the job, several times; default: {' '.join(plain.job)}",
     )
-    parser.add_argument("--diary", type=Path, metavar="FILE", help="all that the holder says")
     args = parser.parse_args()
     args.job = args.job or plain.job
     settings = Settings(**vars(args))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,7 +33,6 @@ class Settings:
         job: options of the job.
         planner: of `train`.
         longest: seconds that one lasts at most.
-        diary: where all that the holder says goes, with seconds since the first misfortune.
     """
 
     devices: int = 8
@@ -45,7 +43,6 @@ class Settings:
     seed: int = 0
     job: Sequence[str] = ("width=128", "layers=14")
     longest: float = 15.0
-    diary: Path | None = None
     planner: str = "pp"
 
     @property
@@ -156,7 +153,6 @@ class Chaos:
         before = len(holder.events("step"))
         outcome.undisturbed_per_s = (before - begun) / settings.calm
         self._say(f"undisturbed: {outcome.undisturbed_per_s:.2f} steps/s")
-        first = monotonic()
         async with asyncio.TaskGroup() as group:
             watching = group.create_task(self._watch_memory())
             pauses = group.create_task(self._watch_pauses(holder))
@@ -165,8 +161,6 @@ class Chaos:
             watching.cancel()
             pauses.cancel()
         self._take_down(holder)
-        if settings.diary is not None:
-            _write_diary(settings.diary, holder, first)
         holder.interrupt()
         await holder.exit_code(60)
 
@@ -245,9 +239,3 @@ class Chaos:
         outcome.recoveries = [event["seconds"] for event in holder.events("recovered")]
         for event in holder.events("error"):
             outcome.ended = event["message"]
-
-
-def _write_diary(file: Path, holder: Device, first: float) -> None:
-    with file.open("w") as lines:
-        for at, event in zip(holder.said_at, holder.said, strict=True):
-            lines.write(json.dumps({"at": round(at - first, 2)} | event) + "\n")

@@ -36,22 +36,18 @@ _MISFORTUNES: dict[str, Callable[[EmulatedDevice], None]] = {
     "unplug": EmulatedDevice.unplug,
     "plug": EmulatedDevice.plug,
 }
+_VERBS = {"enter", "set", *_MISFORTUNES}
 _INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
     """Do what the arguments say; returns the exit code."""
     own, command = _split(argv)
-    verb = own[0] if own else ""
     try:
-        if verb == "list":
+        if own[:1] == ["list"]:
             return _list()
-        if verb == "enter":
-            return _enter(own[1:], command)
-        if verb == "set":
-            return _set(own[1:])
-        if verb in _MISFORTUNES:
-            return _misfortune(verb, own[1:])
+        if own and own[0] in _VERBS:
+            return _on_device(own, command)
         return _open(own, command)
     except (ValueError, TestbedError, PermissionError) as error:
         print(f"tools.testbed: {error}", file=sys.stderr)
@@ -107,26 +103,31 @@ def _run(device: EmulatedDevice, command: list[str]) -> int:
                 continue
 
 
-def _enter(own: list[str], command: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.testbed enter")
+def _on_device(own: list[str], command: list[str]) -> int:
+    """What is done to a device of a testbed that another terminal has opened."""
+    verb, *words = own
+    parser = argparse.ArgumentParser(prog=f"python -m tools.testbed {verb}")
     parser.add_argument("device")
     parser.add_argument("--testbed", help="its tag, where several are open")
-    parser.add_argument("command", nargs=argparse.REMAINDER, help="default: a shell")
-    arguments = parser.parse_args(own)
+    if verb == "enter":
+        parser.add_argument("command", nargs=argparse.REMAINDER, help="default: a shell")
+    if verb == "set":
+        parser.add_argument("--cores", type=float, help="share of a core")
+        parser.add_argument("--rate", type=_rate, help="of its cable, such as 10mbit")
+        parser.add_argument("--memory", type=_memory, help="such as 512MiB")
+    arguments = parser.parse_args(words)
     device = _find(arguments.device, arguments.testbed)
-    wanted = [*arguments.command, *command] or [os.environ.get("SHELL", "/bin/sh")]
-    return subprocess.call([*device.prefix(), *wanted])
+    if verb == "enter":
+        wanted = [*arguments.command, *command] or [os.environ.get("SHELL", "/bin/sh")]
+        return subprocess.call([*device.prefix(), *wanted])
+    if verb == "set":
+        _set(device, arguments)
+    else:
+        _MISFORTUNES[verb](device)
+    return 0
 
 
-def _set(own: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="python -m tools.testbed set")
-    parser.add_argument("device")
-    parser.add_argument("--testbed", help="its tag, where several are open")
-    parser.add_argument("--cores", type=float, help="share of a core")
-    parser.add_argument("--rate", type=_rate, help="of its cable, such as 10mbit")
-    parser.add_argument("--memory", type=_memory, help="such as 512MiB")
-    arguments = parser.parse_args(own)
-    device = _find(arguments.device, arguments.testbed)
+def _set(device: EmulatedDevice, arguments: argparse.Namespace) -> None:
     if arguments.cores is not None:
         device.set_cores(arguments.cores)
     if arguments.rate is not None:
@@ -134,7 +135,6 @@ def _set(own: list[str]) -> int:
     if arguments.memory is not None:
         device.set_memory(arguments.memory)
     _print_devices([device])
-    return 0
 
 
 def _rate(text: str) -> float:
@@ -149,15 +149,6 @@ def _memory(text: str) -> int:
         return quantities.size_bytes(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
-
-
-def _misfortune(verb: str, own: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog=f"python -m tools.testbed {verb}")
-    parser.add_argument("device")
-    parser.add_argument("--testbed", help="its tag, where several are open")
-    arguments = parser.parse_args(own)
-    _MISFORTUNES[verb](_find(arguments.device, arguments.testbed))
-    return 0
 
 
 def _list() -> int:

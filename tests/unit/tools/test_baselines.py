@@ -20,8 +20,6 @@ from tools.baselines import (
     dealing_groups,
     equal_stages,
     replicated_pipeline,
-    shares_of,
-    virtual_workers,
 )
 
 
@@ -109,23 +107,3 @@ def test_equal_stages_do_not_see_a_slow_device() -> None:
     outcome = equal_stages(cost, BatchSplit(64, 1), (0, 1, 2), reference=0)
     assert outcome.draft is not None
     assert outcome.draft.borders == (0, 2, 4, 6)
-
-
-@given(
-    total=st.integers(1, 500),
-    speeds=st.lists(st.floats(0.1, 50.0), min_size=1, max_size=6),
-)
-@settings(derandomize=True, deadline=None)
-def test_shares_sum_and_follow_the_speeds(total: int, speeds: list[float]) -> None:
-    shares = shares_of(total, speeds)
-    assert sum(shares) == total
-    for share, speed in zip(shares, speeds, strict=True):
-        assert abs(share - total * speed / sum(speeds)) <= 1
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 5])
-def test_virtual_workers_share_out_all_devices(count: int) -> None:
-    names = list("abcde")
-    for workers in virtual_workers(names, count):
-        assert len(workers) == count
-        assert sorted(name for worker in workers for name in worker) == names
