@@ -18,7 +18,7 @@ from p2ptrain.errors import InternalError
 from p2ptrain.net.fields import check_units
 from p2ptrain.net.forms import Count, Id
 from p2ptrain.recovery.choose_version import VersionChoice
-from p2ptrain.recovery.placement import StageNeed
+from p2ptrain.recovery.placement import PlacedStage
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +39,7 @@ class Fetch:
 
 
 def plan_fetches(
-    choice: VersionChoice, stages: Sequence[StageNeed]
+    choice: VersionChoice, stages: Sequence[PlacedStage]
 ) -> dict[str, tuple[Fetch, ...]]:
     """By device, what it fetches, in the order of the units: of a unit's places the least used."""
     load: Counter[str] = Counter()

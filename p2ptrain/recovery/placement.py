@@ -9,15 +9,6 @@ from p2ptrain.recovery.version import Lineage, Version
 
 
 @dataclass(frozen=True, slots=True)
-class StageNeed:
-    """Units [first, end) that each of `devices` must have; in the stage's order."""
-
-    first: int
-    end: int
-    devices: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class PlacedStage:
     """Units [first, end) on `devices`.
 
@@ -69,11 +60,6 @@ class Placement:
     def seats(self) -> tuple[tuple[int, str], ...]:
         """Every stage with every one of its devices."""
         return tuple((p, device) for p, stage in enumerate(self.stages) for device in stage.devices)
-
-    @property
-    def needs(self) -> tuple[StageNeed, ...]:
-        """What must be where before the generation begins."""
-        return tuple(StageNeed(stage.first, stage.end, stage.devices) for stage in self.stages)
 
     def ranges_of(self, device: str) -> tuple[tuple[int, int], ...]:
         """Units that a device trains."""

@@ -133,7 +133,7 @@ class WorkerSession:
         if self._core.refusal(peer, asked.epoch) is None:  # nothing else of it is believed
             self._digest, self._others, self.holder = request.digest, others, peer
             self._booking.asked(monotonic())
-        answer = await self._answer(number, asked)
+        answer = await self._answer(asked)
         await self._reach("inventory.answer.before")
         return answer
 
@@ -155,15 +155,13 @@ class WorkerSession:
             request.needed_bytes,
             gathers=request.gather,
         )
-        answer = await self._answer(number, asked)
+        answer = await self._answer(asked)
         self._booking.asked(monotonic())
         await self._reach("ready.send.before")
         return answer
 
-    async def _answer(
-        self, number: int, asked: worker_events.StateReportAsked | worker_events.PrepareAsked
-    ) -> Message:
-        with self._answers.open(number) as answer:
+    async def _answer(self, asked: worker_events.HolderAsks) -> Message:
+        with self._answers.open(asked.request) as answer:
             self._feed(asked)
             return await answer
 

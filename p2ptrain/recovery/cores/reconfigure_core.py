@@ -263,7 +263,7 @@ class ChangeCore:
         holder = self._ask.holder
         placed = self._placed_as((PlacedStage(0, self._ask.units, (holder,)),), choice)
         self._gathering, self._waiting = True, {holder}
-        wanted = plan_fetches(choice, placed.needs)
+        wanted = plan_fetches(choice, placed.stages)
         self._out.append(GatherUnits(holder, placed, wanted[holder]))
 
     def _from_holder(self, choice: VersionChoice) -> VersionChoice:
@@ -327,7 +327,7 @@ class ChangeCore:
         placed = dataclasses.replace(placed, keeps=self._is_kept_at_once(placed))
         self._placed = placed
         self._waiting = set(placed.devices)
-        wanted = plan_fetches(choice, placed.needs)
+        wanted = plan_fetches(choice, placed.stages)
         self._out += [PrepareDevice(device, placed, wanted[device]) for device in placed.devices]
 
     def _is_kept_at_once(self, placed: Placement) -> bool:

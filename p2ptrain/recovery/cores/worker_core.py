@@ -65,9 +65,8 @@ class WorkerCore:
         self._holder: str | None = None
         self._trained = TrainedStages()
         self._copies = HeldSnapshots()
-        self._asked: worker_events.StateReportAsked | None = (
-            None  # answered once everything stands still
-        )
+        # answered once everything stands still
+        self._asked: worker_events.StateReportAsked | None = None
         self._rebuilds = False  # a lost stage, before that answer
         self._preparing: worker_events.PrepareAsked | None = None
         self._park = False  # the stop under way is because the holder is gone
@@ -134,11 +133,11 @@ class WorkerCore:
     # -- taking stock ----------------------------------------------------------------------
 
     def _on_inventory(self, asked: worker_events.StateReportAsked) -> None:
-        if not self._obeys(asked.request, asked.peer, asked.epoch):
+        if not self._obeys(asked, asked.epoch):
             return
         self._abandon_preparation()
         if self._asked is not None:
-            self._refuse(self._asked.request, self._asked.peer, "asked again since")
+            self._refuse(self._asked, "asked again since")
         if self._rebuilds:
             self._rebuilds = False
             self._out.append(worker_instructions.CancelRebuild())
@@ -149,22 +148,22 @@ class WorkerCore:
         elif self.phase is not WorkerPhase.STOPPING:
             self._apply_or_answer()
 
-    def _obeys(self, request: int, peer: str, epoch: int) -> bool:
-        why = self.refusal(peer, epoch)
+    def _obeys(self, asked: worker_events.HolderAsks, epoch: int) -> bool:
+        why = self.refusal(asked.peer, epoch)
         if why is None and self.running is not None and epoch <= self.running.epoch:
             why = f"epoch {epoch} is over: epoch {self.running.epoch} has begun"
         if why is None and self.prepared is not None and epoch <= self.prepared.epoch:
             why = f"epoch {epoch} is prepared already"
         if why is not None:
-            self._refuse(request, peer, why)
+            self._refuse(asked, why)
             return False
-        self._holder = peer
+        self._holder = asked.peer
         self.epoch = epoch
         return True
 
-    def _refuse(self, request: int, peer: str, reason: str) -> None:
+    def _refuse(self, asked: worker_events.HolderAsks, reason: str) -> None:
         self.refused += 1
-        self._out.append(worker_instructions.RefuseCommand(request, peer, reason))
+        self._out.append(worker_instructions.RefuseCommand(asked.request, asked.peer, reason))
 
     def _stop(self) -> None:
         assert self.running is not None
@@ -225,16 +224,12 @@ class WorkerCore:
     def _on_prepare(self, asked: worker_events.PrepareAsked) -> None:
         placed = asked.placed
         if placed.holder != asked.peer:
-            self._refuse(asked.request, asked.peer, "that plan is another device's")
+            self._refuse(asked, "that plan is another device's")
             return
-        if not self._obeys(asked.request, asked.peer, placed.epoch):
+        if not self._obeys(asked, placed.epoch):
             return
         if self.phase in (WorkerPhase.RUNNING, WorkerPhase.STOPPING) or self._asked is not None:
-            self._refuse(
-                asked.request,
-                asked.peer,
-                "this device has not stopped: ask for its inventory first",
-            )
+            self._refuse(asked, "this device has not stopped: ask for its inventory first")
             return
         self._abandon_preparation()
         self.phase = WorkerPhase.PREPARING
@@ -269,7 +264,7 @@ class WorkerCore:
         if self.prepared is None:
             return
         if self._preparing is not None:
-            self._refuse(self._preparing.request, self._preparing.peer, "asked again since")
+            self._refuse(self._preparing, "asked again since")
         self._out.append(worker_instructions.CancelPrepare(self.prepared.epoch))
         self._abandoned = self.prepared
         self.prepared = self._preparing = None
@@ -363,12 +358,11 @@ class WorkerCore:
         )
 
     def _on_seat(self, event: worker_events.AboutSeat) -> None:
-        running = self.running
+        running, is_running = self.running, self.phase is WorkerPhase.RUNNING
         if running is None or event.epoch != running.epoch:
             return
-        if not self._trained.note(event, is_running=self.phase is WorkerPhase.RUNNING):
-            return
-        if self.phase not in (WorkerPhase.RUNNING, WorkerPhase.STOPPING):
+        is_known = self._trained.note(event, is_running=is_running)
+        if is_known and not is_running and self.phase is not WorkerPhase.STOPPING:
             self._apply_or_answer()
 
     # -- copies ----------------------------------------------------------------------------
@@ -451,9 +445,6 @@ class WorkerCore:
 
     def _on_link(self, event: worker_events.AboutLinks) -> None:
         if self.phase is WorkerPhase.RUNNING and self.running is not None:
-            note = (
-                self._links.ended
-                if isinstance(event, worker_events.LinkEnded)
-                else self._links.started
-            )
+            is_end = isinstance(event, worker_events.LinkEnded)
+            note = self._links.ended if is_end else self._links.started
             self._out += note(self.running, event.peer)

@@ -45,6 +45,14 @@ class AboutSeat(DeviceEvent):
     first: int
 
 
+@dataclass(frozen=True, slots=True)
+class HolderAsks(DeviceEvent):
+    """The holder `peer` wants something; `request` names the answer."""
+
+    request: int
+    peer: str
+
+
 class AboutCopies(DeviceEvent):
     """What becomes of copies, or shall."""
 
@@ -59,18 +67,15 @@ class AboutLinks(DeviceEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class StateReportAsked(DeviceEvent):
-    """The holder `peer` wants this device to stop, and to say what is here.
+class StateReportAsked(HolderAsks):
+    """This device is to stop, and to say what is here.
 
     Attributes:
-        request: names the answer.
         apply: a version; where gradients are ready for it, they are applied first.
         rebuild: a lost stage that this device rebuilds first, or what it has that it calls
             another version.
     """
 
-    request: int
-    peer: str
     epoch: int
     apply: Version | None = None
     coefficient: Coefficient | None = None
@@ -102,11 +107,9 @@ class GenerationStopped(DeviceEvent):
 
 
 @dataclass(frozen=True, slots=True)
-class PrepareAsked(DeviceEvent):
+class PrepareAsked(HolderAsks):
     """Fetch and build the own part of `placed`."""
 
-    request: int
-    peer: str
     placed: Placement
     fetches: tuple[Fetch, ...]
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from p2ptrain.errors import InternalError
 from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.fetch_plan import Fetch, plan_fetches
-from p2ptrain.recovery.placement import StageNeed
+from p2ptrain.recovery.placement import PlacedStage
 from p2ptrain.recovery.version import Version
 
 
@@ -18,7 +18,7 @@ def _choice(*places: str) -> VersionChoice:
 
 
 def test_own_memory_first_then_neighbouring_units_in_one() -> None:
-    plan = [StageNeed(0, 3, ("a",)), StageNeed(3, 4, ("b",))]
+    plan = [PlacedStage(0, 3, ("a",)), PlacedStage(3, 4, ("b",))]
     assert plan_fetches(_choice("a", "ba", "b", "c"), plan) == {
         "a": (Fetch(0, 2, "a"), Fetch(2, 3, "b")),
         "b": (Fetch(3, 4, "c"),),
@@ -26,7 +26,7 @@ def test_own_memory_first_then_neighbouring_units_in_one() -> None:
 
 
 def test_a_group_passes_on_what_it_lacks() -> None:
-    plan = [StageNeed(0, 2, ("b", "c", "d"))]
+    plan = [PlacedStage(0, 2, ("b", "c", "d"))]
     assert plan_fetches(_choice("a", "ac"), plan) == {
         "b": (Fetch(0, 1, "a"), Fetch(1, 2, "c")),
         "c": (Fetch(0, 1, "b", relayed=True), Fetch(1, 2, "c")),
@@ -36,7 +36,7 @@ def test_a_group_passes_on_what_it_lacks() -> None:
 
 def test_a_unit_without_a_place_is_a_bug() -> None:
     with pytest.raises(InternalError, match="layer 1 is nowhere"):
-        plan_fetches(_choice("a", ""), [StageNeed(0, 2, ("a",))])
+        plan_fetches(_choice("a", ""), [PlacedStage(0, 2, ("a",))])
 
 
 _PLACES = st.lists(
@@ -52,7 +52,7 @@ def test_everything_needed_arrives_exactly_once_and_no_relay_waits_in_a_circle(
     cut = data.draw(st.integers(0, units))
     groups = [data.draw(st.permutations("abcde")) for _ in range(2)]
     stages = [
-        StageNeed(first, end, tuple(group[: data.draw(st.integers(1, 4))]))
+        PlacedStage(first, end, tuple(group[: data.draw(st.integers(1, 4))]))
         for (first, end), group in zip(((0, cut), (cut, units)), groups, strict=True)
         if first < end
     ]
