@@ -150,13 +150,13 @@ class SnapshotService:
             return
         nbytes = sum(tensor.nbytes for tensor in found.tensors.values())
         offer = SnapshotOffer(what.version, what.first, what.end, nbytes)
-        await self._send(what.keeper, REPLICA_OFFER, what.epoch, offer.fields())
+        await self._send(what.peer, REPLICA_OFFER, what.epoch, offer.fields())
         await failpoints.reach("replica.offer.after", device=self._mesh.self_id)
 
     async def _notify_holder(self, what: worker_instructions.ReportSnapshot) -> None:
         await failpoints.reach("replica.kept.before", device=self._mesh.self_id)
         kept = SnapshotKept(what.version, what.first, what.end, what.failed)
-        await self._send(what.holder, REPLICA_KEPT, what.epoch, kept.fields())
+        await self._send(what.peer, REPLICA_KEPT, what.epoch, kept.fields())
         await failpoints.reach("replica.kept.after", device=self._mesh.self_id)
 
     async def _send(self, peer: str, kind: str, epoch: int, fields: dict[str, Any]) -> None:
@@ -259,16 +259,16 @@ class SnapshotCollector:
         slot, known = versions.slot(*place) or {}, _known_copies(versions, order)
         here = {name: t for name, (t, _) in known.items() if name in versions.unchanging}
         self._make_sure_of_memory(nbytes, {**slot, **here})
-        pace = self._paced(order.owner, pacing)
+        pace = self._paced(order.peer, pacing)
         reading = TransferClient(self._mesh, check, known=known, slot=slot, pace=pace)
         request = TransferRequest(
-            order.owner,
+            order.peer,
             self._job,
             version_source(order.version),
             order.first,
             order.end,
             priority=Priority.REPLICA,
-            range_bytes=lambda: self._rates.next_read_bytes(order.owner),
+            range_bytes=lambda: self._rates.next_read_bytes(order.peer),
             reads_in_flight=1,
         )
         await reading.read_from(request)

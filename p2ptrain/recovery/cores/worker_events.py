@@ -60,6 +60,27 @@ class AboutCopies(DeviceEvent):
 
 
 @dataclass(frozen=True, slots=True)
+class SnapshotEvent(AboutCopies):
+    """What becomes of a copy of units [first, end)."""
+
+    epoch: int
+    first: int
+    end: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class PeersSnapshot(AboutCopies):
+    """What `peer` says of a copy of units [first, end)."""
+
+    peer: str
+    epoch: int
+    first: int
+    end: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
 class AboutLinks(DeviceEvent):
     """What becomes of the link to `peer`."""
 
@@ -215,47 +236,27 @@ class SnapshotTaken(AboutCopies):
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotFailed(AboutCopies):
+class SnapshotFailed(SnapshotEvent):
     """A copy of units [first, end) at `version` could not be had: an own one, or one offered."""
 
-    epoch: int
-    first: int
-    end: int
-    version: Version
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
-class BackupPeerAssigned(AboutCopies):
+class BackupPeerAssigned(PeersSnapshot):
     """The holder has the copies of units [first, end) kept by `keeper` from `version` on."""
 
-    peer: str
-    epoch: int
-    first: int
-    end: int
-    version: Version
     keeper: str
 
 
 @dataclass(frozen=True, slots=True)
-class OfferReceived(AboutCopies):
+class OfferReceived(PeersSnapshot):
     """`peer` has a copy of units [first, end) to be kept here."""
-
-    peer: str
-    epoch: int
-    first: int
-    end: int
-    version: Version
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotCollected(AboutCopies):
+class SnapshotCollected(SnapshotEvent):
     """All of what was offered arrived, and every digest fits."""
-
-    epoch: int
-    first: int
-    end: int
-    version: Version
 
 
 @dataclass(frozen=True, slots=True)

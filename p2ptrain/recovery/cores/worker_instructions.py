@@ -26,6 +26,17 @@ class CopyInstruction(DeviceInstruction):
 
 
 @dataclass(frozen=True, slots=True)
+class PeerInstruction(CopyInstruction):
+    """What concerns `peer` too, of a copy of units [first, end)."""
+
+    peer: str
+    epoch: int
+    first: int
+    end: int
+    version: Version
+
+
+@dataclass(frozen=True, slots=True)
 class AnswerStateReport(DeviceInstruction):
     """Report to `peer` what is here; the shell adds budgets, speeds and links."""
 
@@ -136,25 +147,13 @@ class TakeSnapshot(CopyInstruction):
 
 
 @dataclass(frozen=True, slots=True)
-class OfferSnapshot(CopyInstruction):
-    """Offer a copy to its backup peer."""
-
-    keeper: str
-    epoch: int
-    first: int
-    end: int
-    version: Version
+class OfferSnapshot(PeerInstruction):
+    """Offer a copy to `peer`, which backs it up."""
 
 
 @dataclass(frozen=True, slots=True)
-class CollectSnapshot(CopyInstruction):
-    """Read a copy from its owner; say `SnapshotCollected`."""
-
-    owner: str
-    epoch: int
-    first: int
-    end: int
-    version: Version
+class CollectSnapshot(PeerInstruction):
+    """Read a copy from `peer`, its owner; say `SnapshotCollected`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,17 +164,12 @@ class DropState(DeviceInstruction):
 
 
 @dataclass(frozen=True, slots=True)
-class ReportSnapshot(CopyInstruction):
-    """Report to the holder that a copy is whole here, or why it is not.
+class ReportSnapshot(PeerInstruction):
+    """Report to `peer`, the holder, that a copy is whole here, or why it is not.
 
     Of another's stage where this device keeps it, of its own where no other does.
     """
 
-    holder: str
-    epoch: int
-    first: int
-    end: int
-    version: Version
     failed: str | None = None
 
 

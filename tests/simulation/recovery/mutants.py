@@ -33,9 +33,7 @@ class AppliesInAnyEpoch(WorkerCore):
 class AppliesWhenOrdered(WorkerCore):
     """Does not wait for the commit."""
 
-    def _on_seat(
-        self, event: worker_events.GradientsReady | worker_events.Applied | worker_events.UpdateTorn
-    ) -> None:
+    def _on_seat(self, event: worker_events.AboutSeat) -> None:
         super()._on_seat(event)
         if isinstance(event, worker_events.GradientsReady):
             version = Version(event.step + 1, event.epoch)
@@ -47,8 +45,8 @@ class AppliesWhenOrdered(WorkerCore):
 class ObeysAnyCommand(WorkerCore):
     """Stops and prepares for whatever number comes."""
 
-    def _obeys(self, request: int, peer: str, epoch: int) -> bool:
-        self._holder, self.epoch = peer, epoch
+    def _obeys(self, asked: worker_events.HolderAsks, epoch: int) -> bool:
+        self._holder, self.epoch = asked.peer, epoch
         return True
 
 
@@ -72,13 +70,7 @@ class SendsTheNewest(Node):
 class DropsTooEarly(WorkerCore):
     """Frees the version to go back to as soon as it has copied a newer one."""
 
-    def _on_copies(
-        self,
-        event: worker_events.SnapshotTaken
-        | worker_events.OfferReceived
-        | worker_events.SnapshotCollected
-        | worker_events.RetainReceived,
-    ) -> None:
+    def _on_copies(self, event: worker_events.AboutCopies) -> None:
         super()._on_copies(event)
         if isinstance(event, worker_events.SnapshotTaken):
             self._out += self._copies.keep_only([event.version])

@@ -707,4 +707,4 @@ class Node:
                 worker_events.SnapshotCollected(order.epoch, order.first, order.end, order.version)
             )
 
-        self._read(order.owner, range(order.first, order.end), order.version, got)
+        self._read(order.peer, range(order.first, order.end), order.version, got)
