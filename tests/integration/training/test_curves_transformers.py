@@ -5,8 +5,13 @@ Stages of more of them are in `tests/integration/model/test_transformers.py`.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader
 
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -63,3 +68,61 @@ async def test_a_private_model_that_computes_its_own_loss_is_divided() -> None:
     assert household.losses == losses
     own = plain.model.state_dict()
     assert all(torch.equal(own[name], tensor) for name, tensor in made.model.state_dict().items())
+
+
+def encoder_decoder(name: str) -> nn.Module:
+    """Two layers on either side, without dropout."""
+    import transformers
+
+    size = {"vocab_size": 40, "d_model": 32, "use_cache": False, "decoder_start_token_id": 0}
+    torch.manual_seed(4)
+    if name == "t5":
+        more = {"d_kv": 16, "d_ff": 48, "num_layers": 2, "num_heads": 2, "dropout_rate": 0.0}
+        return transformers.T5ForConditionalGeneration(transformers.T5Config(**size, **more))
+    sides = {
+        f"{side}_{what}": number
+        for side in ("encoder", "decoder")
+        for what, number in (("layers", 2), ("attention_heads", 2), ("ffn_dim", 48))
+    }
+    none = dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), 0.0)
+    config = transformers.BartConfig(**size, **sides, **none, max_position_embeddings=16)
+    return transformers.BartForConditionalGeneration(config)
+
+
+def translated(rows: list[tuple[Tensor, Tensor]]) -> dict[str, Tensor]:
+    """Both sides padded to the longest."""
+    given = pad_sequence([x for x, _ in rows], batch_first=True)
+    labels = pad_sequence([y for _, y in rows], batch_first=True, padding_value=-100)
+    return {"input_ids": given, "attention_mask": (given > 0).long(), "labels": labels}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", ["t5", "bart"])
+async def test_an_encoder_and_a_decoder_train_as_in_plain_torch(name: str) -> None:
+    """Padded on both sides, on three devices; the mini-batch's mean is over its tokens."""
+    draw = torch.Generator().manual_seed(2)
+    rows = [
+        tuple(torch.randint(1, 40, (n + k % 5,), generator=draw) for n in (4, 3)) for k in range(24)
+    ]
+    data: DataLoader[Any] = DataLoader(rows, batch_size=8, collate_fn=translated)  # type: ignore[arg-type]
+    model, plain = encoder_decoder(name), encoder_decoder(name).train()
+    job = Job(model, data, None, AdamW(lr=0.003), micro_batch=4, epochs=1)
+    async with devices(3) as household:
+        await household.holder_run(job, TrainOptions(wait_for=3, planner="pp")).run()
+    assert len(household.plan.stages) == 3
+
+    optimizer, losses = torch.optim.AdamW(plain.parameters(), lr=0.003), []
+    for batch in data:
+        total, every = 0.0, int((batch["labels"] != -100).sum())
+        for part in (slice(4), slice(4, None)):
+            piece = {key: value[part] for key, value in batch.items()}
+            weight = int((piece["labels"] != -100).sum()) / every
+            loss = plain(**piece).loss
+            (loss * weight).backward()
+            total += loss.item() * weight
+        losses.append(total)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert household.losses == losses
+    for key, tensor in model.state_dict().items():
+        assert torch.equal(tensor, plain.state_dict()[key]), key
