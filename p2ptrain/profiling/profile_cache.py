@@ -271,6 +271,17 @@ async def _kept(cache: ProfileCache, key: str, measured: Mapping[str, Any]) -> M
     return measured
 
 
+def at_share(measured: Mapping[str, Any], share: float) -> Mapping[str, Any]:
+    """A profile as of a device that computes for a `share` of the time, above 0."""
+    if share >= 1 or not measured:
+        return measured
+    times = {
+        size: {part: [one / share for one in seconds] for part, seconds in parts.items()}
+        for size, parts in measured["times"].items()
+    }
+    return {**measured, "times": times, "wall_by_cpu": measured["wall_by_cpu"] / share}
+
+
 def is_complete(measured: Mapping[str, Any]) -> bool:
     """Earlier versions timed units of small batches only, or less."""
     return measured.get("method") == METHOD

@@ -85,7 +85,6 @@ class StateReport(Blob):
         budget_bytes: what it offered the job when it was idle; less where others have taken of it.
         taken_bytes: what the job takes there now.
         speeds: (peer, bytes/s, latency in seconds) as it measured them, sending.
-        slowdown: its measured unit times over those profiled; 1.0 where not known.
         measured: its cached profile, None where there is none.
         logged: what of its last generation could be done again with; None = nothing.
         compute: with what it computes.
@@ -100,7 +99,6 @@ class StateReport(Blob):
     budget_bytes: Bytes = 0
     taken_bytes: Bytes = 0
     speeds: Annotated[tuple[Speed, ...], Length(HOLDINGS_LIMIT)] = ()
-    slowdown: AboveZero = 1.0
     measured: Mapping[str, Any] | None = field(default=None, hash=False)
     logged: Annotated[ReplayWindow | None, Row()] = None
     compute: ComputeKind = PROCESSOR

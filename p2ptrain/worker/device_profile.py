@@ -43,6 +43,7 @@ from p2ptrain.profiling.profile_cache import (
     MAX_SECONDS,
     ProfileCache,
     accelerator_sizes,
+    at_share,
     measure,
 )
 from p2ptrain.recovery.compute_kind import KIND_LIMIT, ComputeKind
@@ -128,6 +129,8 @@ class DeviceProfiler:
             await self.model(digest, asked.holder)  # here it is judged
             measured, memory_bytes = await self._measure_somewhere(asked)
             kind = self._kind
+        if self._compute.device.is_host:  # an accelerator does not rest
+            measured = at_share(measured, self._compute.share)
         taken = self.memory.note_taken()
         self._offers = {digest: _MemoryOffer(measured, memory_bytes, taken, kind)}
         answer = ProfileAnswer(measured, memory_bytes, taken, kind)

@@ -31,7 +31,6 @@ _FULL = StateReport(
     1 << 30,
     1 << 20,
     (("laptop", 1e7, 0.001),),
-    1.25,
     {"times": {"1": [0.5]}},
     ReplayWindow(3, 5),
 )
@@ -56,10 +55,8 @@ def test_everything_travels() -> None:
         ("holdings", [7] * 1025),
         ("linked", [7]),
         ("speeds", [["laptop", 0.0, 0.0]]),
-        ("slowdown", 0.0),
         ("logged", [3]),
         ("logged", [3, -1]),
-        ("slowdown", float("nan")),
         ("measured", 7),
     ],
 )

@@ -207,6 +207,24 @@ async def test_once_its_accelerator_has_failed_a_device_is_measured_again(
         assert facts.budget_bytes == 1600 * MIB
 
 
+async def test_one_that_rests_between_tasks_says_how_slow_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Machine(monkeypatch)
+
+    async def measure(*_args: object, **_options: object) -> dict[str, Any]:
+        return {"times": {"4": {"forward": [1.0, 2.0]}}, "wall_by_cpu": 1.5}
+
+    monkeypatch.setattr(device_profile, "measure", measure)
+    compute = ComputeThread()
+    compute.share = 0.5
+    async with measured(compute=compute) as measures:
+        asked = {"job": "j", "digest": MODEL, "holder": "a", "batch_sizes": [4]}
+        await measures.measure_profile(Message("measure", asked))
+        half = {"times": {"4": {"forward": [2.0, 4.0]}}, "wall_by_cpu": 3.0}
+        assert measures.facts(MODEL).measured == half
+
+
 async def test_it_works_on_until_all_have_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     Machine(monkeypatch)
     ended, stepped = asyncio.Event(), asyncio.Event()
