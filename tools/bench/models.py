@@ -107,6 +107,28 @@ def _bert_small() -> nn.Module:
     return BertForSequenceClassification(config)  # type: ignore[no-any-return]
 
 
+def _adapted(model: nn.Module, layers: list[str]) -> nn.Module:
+    """Frozen but for adapters of rank 8 beside these layers, and what classifies."""
+    import peft
+
+    config = peft.LoraConfig(r=8, target_modules=layers, task_type="SEQ_CLS", lora_dropout=0.0)
+    return peft.get_peft_model(model, config)
+
+
+def _bert_lora() -> nn.Module:
+    return _adapted(_bert_small(), ["query", "value"])
+
+
+def _llama_lora() -> nn.Module:
+    """8 layers, 512 wide (42 M parameters)."""
+    from transformers import LlamaConfig, LlamaForSequenceClassification
+
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    layers = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, **heads}
+    config = LlamaConfig(vocab_size=WORDS, pad_token_id=0, use_cache=False, **layers, **_LABELS)
+    return _adapted(LlamaForSequenceClassification(config), ["q_proj", "v_proj"])
+
+
 class _DenseLayer(nn.Module):
     """All maps so far in, _GROWTH new ones out."""
 
@@ -161,6 +183,8 @@ _TRAININGS = {
     "resnet50": Training(_resnet50, 64, _of_logits),
     "vit": Training(_vit, 64, _of_logits),
     "bert_small": Training(_bert_small, 0, _of_logits),
+    "bert_lora": Training(_bert_lora, 0, _of_logits),
+    "llama_lora": Training(_llama_lora, 0, _of_logits),
     "densenet": Training(_DenseNet, 64, nn.functional.cross_entropy),
 }
 

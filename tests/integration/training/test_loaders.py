@@ -6,6 +6,8 @@ On one device and on three, with a death on the way, and after the holder has st
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -443,3 +445,21 @@ async def test_an_if_of_a_length_ends_the_job_before_it_goes_another_way() -> No
             await household.holder_run(job("longer", model=Turning())).run()
     assert household.losses == plain("longer")[0][: len(household.losses)]
     assert len(household.losses) >= 16
+
+
+class Slow(TensorDataset):
+    """A sample takes long to read."""
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.25)  # it is the dataset's own work
+        return super().__getitem__(index)
+
+
+async def test_data_that_is_slower_than_training_is_named_with_what_would_help() -> None:
+    data = DataLoader(Slow(*table().tensors), batch_size=6)
+    async with devices(1) as household:
+        options = TrainOptions(local=True, steps=10)
+        await household.holder_run(job("ragged", data=data), options).run()
+    said = [e.message for e in household.events if isinstance(e, events.Warning)]
+    (named,) = [message for message in said if message.startswith("waiting for data")]
+    assert re.fullmatch(r"waiting for data \d\d+% of the time: num_workers=\d+", named)
