@@ -20,6 +20,7 @@ from multiprocessing.context import ForkServerProcess
 
 from p2ptrain.cli import startup
 from p2ptrain.demo.device_process import LINE_LIMIT_BYTES, DeviceProcess
+from tools.testbed import EmulatedDevice
 
 _ENTER = "--net="
 
@@ -39,12 +40,13 @@ async def start(
     *,
     prefix: Sequence[str],
     environment: Mapping[str, str],
+    emulated: EmulatedDevice | None = None,
 ) -> DeviceProcess:
-    """As `DeviceProcess.start`."""
+    """As `DeviceProcess.start`; `emulated`: whose share it has."""
     namespace = prefix[1].removeprefix(_ENTER) if prefix else ""
     out, its_out = _context.Pipe(duplex=False)
     err, its_err = _context.Pipe(duplex=False)
-    words = (namespace, [*arguments, "--json"], dict(environment), its_out, its_err)
+    words = (namespace, emulated, [*arguments, "--json"], dict(environment), its_out, its_err)
     process = _context.Process(target=_be_device, args=words, name=name, daemon=True)
     try:
         await asyncio.to_thread(process.start)  # the first waits until everything is loaded
@@ -108,6 +110,7 @@ async def _reader(pipe: Connection) -> asyncio.StreamReader:
 
 def _be_device(
     namespace: str,
+    emulated: EmulatedDevice | None,
     arguments: list[str],
     environment: dict[str, str],
     out: Connection,
@@ -120,6 +123,8 @@ def _be_device(
         pipe.close()
     if namespace:
         _enter(namespace)
+    if emulated is not None:
+        emulated.adopt_this_process()
     os.environ.update(environment)
     sys.argv = ["p2ptrain", *arguments]
     from p2ptrain.__main__ import main

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any, Self
 
 from p2ptrain.demo.device_process import DeviceProcess
 from tests.system import forked
+from tools.testbed import EmulatedDevice
 
 EXPECT_SECONDS = 120.0
 """Nothing but a hang takes so long, also where the machine does other things at the same time. What
@@ -180,6 +181,7 @@ class Household:
         folder: for the state folders; a device that is started again keeps its own.
         prefixes: name -> what stands before its commands (`Network.prefix`).
         prefix: the same for all other names.
+        emulated: name -> the device of a testbed that it is; it needs no prefix.
         load: whether `join` and `train` load torch themselves, as people's do; otherwise they are
             forks of a process that has, where their prefix allows it.
     """
@@ -190,9 +192,11 @@ class Household:
         prefixes: Mapping[str, Sequence[str]] | None = None,
         prefix: Sequence[str] = (),
         *,
+        emulated: Mapping[str, EmulatedDevice] | None = None,
         load: bool = True,
     ) -> None:
         self._folder = folder
+        self._emulated = emulated or {}
         self._prefixes = prefixes or {}
         self._prefix = prefix
         self._load = load
@@ -254,8 +258,15 @@ class Household:
         load: bool = True,
         sensed: Sequence[str] = (),
     ) -> Device:
+        emulated = self._emulated.get(name)
         prefix = self._prefixes.get(name, self._prefix)
-        start = DeviceProcess.start if load or not forked.can_enter(prefix) else forked.start
+        start: Callable[..., Awaitable[DeviceProcess]] = DeviceProcess.start
+        if emulated is not None and load:
+            prefix = emulated.prefix()
+        elif emulated is not None:
+            prefix, start = emulated.cable.prefix(), partial(forked.start, emulated=emulated)
+        elif not load and forked.can_enter(prefix):
+            start = forked.start
         if sensed:
             start = partial(start, program=(sys.executable, "-m", *sensed))
         process = await start(

@@ -12,7 +12,7 @@ from tools.chaos.misfortunes import LEAST_DEVICES, Fate, Kind
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(300)]
 
-SHORT = Settings(devices=5, share=0.3, every=7.0, seconds=24.0, calm=3.0, longest=5.0, seed=3)
+SHORT = Settings(devices=5, share=0.3, every=6.0, seconds=18.0, calm=2.0, longest=4.0, seed=3)
 
 
 def test_every_kind_of_misfortune_comes_as_often_and_the_same_every_time() -> None:
@@ -55,7 +55,7 @@ def test_losses_are_held_against_one_devices_as_exactly_as_the_planner_allows(
 @pytest.mark.usefixtures("emulation")
 async def test_training_goes_on_and_its_losses_are_those_of_one_device(tmp_path: Path) -> None:
     said: list[str] = []
-    chaos = Chaos(SHORT, tmp_path, said.append)
+    chaos = Chaos(SHORT, tmp_path, said.append, load=False)
     outcome = await chaos.run()
     story = "\n".join([*said, report(outcome)])
     assert not problems(outcome, await chaos.reference(len(outcome.losses))), story

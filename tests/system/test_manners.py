@@ -30,12 +30,10 @@ async def test_a_laptop_on_battery_leaves_and_comes_back_within_ten_seconds(
     cable = tmp_path / "cable.json"
     turn(cable, on_battery=False, battery=0.8)
     with Testbed.of_shares(tuple(SHARES.values())) as testbed:
-        prefixes = {
-            name: device.prefix() for name, device in zip(SHARES, testbed.devices, strict=True)
-        }
+        emulated = dict(zip(SHARES, testbed.devices, strict=True))
         for device in testbed.devices:
             device.lift()  # loading is not what this is about
-        async with Household(tmp_path, prefixes) as household:
+        async with Household(tmp_path, emulated=emulated, load=False) as household:
             manners = ("--on-battery", "pause", "--code", CODE)
             laptop = await household.start("laptop", "join", *manners, sensors=cable)
             arguments = ("--wait-for", "2", "--code", CODE, "--planner", "pp")

@@ -25,8 +25,8 @@ START_SECONDS = 120.0
 async def test_a_round_takes_about_as_long_as_predicted(tmp_path: Path) -> None:
     with Testbed.of_shares(SHARES, "1gbit") as testbed:
         own, other = testbed.devices
-        prefixes = {device.name: device.prefix() for device in testbed.devices}
-        async with Household(tmp_path, prefixes) as household:
+        emulated = {device.name: device for device in testbed.devices}
+        async with Household(tmp_path, emulated=emulated, load=False) as household:
             await _started(household, other, "join")
             options = ("--wait-for", "2", "--planner", "pp", "--steps", str(STEPS))
             holder = await _started(household, own, "train", SCRIPT, *options)

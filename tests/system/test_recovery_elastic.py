@@ -26,8 +26,7 @@ async def test_who_comes_later_is_taken_in_and_who_gets_sigterm_hands_its_work_o
 ) -> None:
     with Testbed.of_shares(tuple(SHARES.values())) as testbed:
         devices = dict(zip(SHARES, testbed.devices, strict=True))
-        prefixes = {name: device.prefix() for name, device in devices.items()}
-        async with Household(tmp_path, prefixes) as household:
+        async with Household(tmp_path, emulated=devices, load=False) as household:
             losses = await _coming_and_leaving(household, devices)
     async with Household(tmp_path / "alone", load=False) as household:
         steps = ("--steps", str(len(losses)))

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.household, pytest.mark.timeout(300)]
 
 SMALL_JOB = str(Path(__file__).parent / "jobs" / "small.py")
 CODE = "48151623"
-STEPS = ("-o", "epochs=1000", "--steps", "60")
+STEPS = ("-o", "epochs=1000", "--steps", "40")
 
 
 def _losses(*devices: Device) -> dict[int, float]:
@@ -38,7 +38,7 @@ async def test_a_killed_train_that_is_started_again_goes_on_to_the_same_bits(
     arguments = ("train", SMALL_JOB, "--wait-for", "3", "--planner", "pp", *STEPS)
     arguments = (*arguments, "--out", str(out), "--code", CODE)
     holder = await household.start("desk", *arguments)
-    await holder.expect("step", step=20)
+    await holder.expect("step", step=10)
     said = len(members["desk"].said) if joined else 0
     await holder.kill()
     for name in ("a", "b"):

@@ -56,7 +56,7 @@ async def _train(testbed: Testbed, clocks: Clocks, folder: Path) -> None:
         device.name: [*device.prefix(), *clocks.prefix(*offsets)]
         for device, offsets in zip(testbed.devices, CLOCKS, strict=True)
     }
-    async with Household(folder, prefixes) as household:
+    async with Household(folder, prefixes, load=False) as household:
         holder_device, *others = testbed.devices
         for device in testbed.devices:
             device.lift()

@@ -101,10 +101,14 @@ class Chaos:
 
     Args:
         say: receives what happens.
+        load: whether each process loads torch itself, so that its memory is its own.
     """
 
-    def __init__(self, settings: Settings, folder: Path, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, settings: Settings, folder: Path, say: Callable[[str], None], *, load: bool = True
+    ) -> None:
         self._settings = settings
+        self._load = load
         self._folder = folder
         self._say = say
         self._outcome = Outcome(settings)
@@ -117,8 +121,9 @@ class Chaos:
         settings = self._settings
         with Testbed.of_shares([settings.share] * settings.devices, "100mbit") as testbed:
             self._emulated = {device.name: device for device in testbed.devices}
-            prefixes = {device.name: device.prefix() for device in testbed.devices}
-            async with Household(self._folder, prefixes) as household:
+            async with Household(
+                self._folder, emulated=self._emulated, load=self._load
+            ) as household:
                 await self._live(household)
         return self._outcome
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -70,6 +71,12 @@ class EmulatedDevice:
         enter = " && ".join(f"echo $$ > {folder}/cgroup.procs" for folder in self._group.folders())
         begin = f'{enter} && export {_ONE_THREAD} && exec taskset -c {self._cpu} "$@"'
         return [*self.cable.prefix(), "sh", "-c", begin, "--"]
+
+    def adopt_this_process(self) -> None:
+        """From now on the caller and what it starts have this device's share and memory."""
+        for folder in self._group.folders():
+            (folder / "cgroup.procs").write_text(str(os.getpid()))
+        os.sched_setaffinity(0, {self._cpu})
 
     def popen(self, argv: Sequence[str], **popen_arguments: Any) -> subprocess.Popen[Any]:
         """Start a command on this device; the arguments are those of `subprocess.Popen`."""

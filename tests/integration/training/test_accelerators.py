@@ -131,13 +131,12 @@ async def test_masks_are_the_same_on_every_kind_of_device() -> None:
 
 
 @pytest.mark.parametrize(
-    ("twins", "plan"),
+    ("model", "twins", "plan"),
     [
-        ("ab", [divided(3, 1)]),
-        ("cd", [dealt(2, 2), divided(1, 3)]),
+        ("cnn", "ab", [divided(3, 1)]),
+        ("gpt", "cd", [dealt(2, 2), divided(1, 3)]),
     ],
 )
-@pytest.mark.parametrize("model", ["cnn", "gpt"])
 async def test_a_group_computes_what_processors_do(
     monkeypatch: pytest.MonkeyPatch, twins: str, plan: list[Stage], model: str
 ) -> None:
