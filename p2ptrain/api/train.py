@@ -59,7 +59,7 @@ def train(
     if asked.engine == "torch":
         coroutine = _train_ranked(job, asked, on_event, node_options)
     else:
-        main = _train_alone if asked.local else _train_together
+        main = train_alone if asked.local else _train_together
         coroutine = main(job, asked, on_event, node_options)
     try:
         asyncio.get_running_loop()
@@ -94,13 +94,21 @@ async def _train_together(
         return await drawn_result(run, run.result())
 
 
-async def _train_alone(
+LOOK_SECONDS = 1.0
+
+
+async def train_alone(
     job: Job,
     options: TrainOptions,
     on_event: Callable[[Event], None] | None,
     node_options: dict[str, Any],
+    on_limit: Callable[[str], None] | None = None,
 ) -> torch.nn.Module:
-    """The same code without a network: a household of one."""
+    """The same code without a network: a household of one.
+
+    Args:
+        on_limit: called each second with what limits the training, in a sentence.
+    """
     _begin(node_options)
     from p2ptrain.api.choosing import CHECKS, choose_device
     from p2ptrain.api.device_services import DeviceServices
@@ -123,10 +131,17 @@ async def _train_alone(
     for kind, route in member.routes.items():
         mesh.route(kind, route.handler, route.parts)
 
+    async def look() -> None:
+        while on_limit is not None:
+            on_limit(member.limit)
+            await asyncio.sleep(LOOK_SECONDS)
+
     run = start_run(mesh, member, job, options, emit, desk)
+    looking = asyncio.create_task(look())
     try:
         return await drawn_result(run, run.result())
     finally:
+        looking.cancel()
         await run.cancel()
         await member.close()
         await mesh.close()

@@ -79,6 +79,10 @@ class LiveRenderer:
         if self._thread.ident is None:
             self._thread.start()
 
+    def limited(self, limit: str) -> None:
+        """What limits the training now, for where only events are seen."""
+        self._seen.limit = limit
+
     def close(self) -> None:
         """End it; what was shown stays on the screen."""
         self._over.set()
@@ -153,12 +157,17 @@ if hasattr(os, "register_at_fork"):
 
 
 class SeenByEvents:
-    """What a command's own events say of the household: for a device alone, and before it joins."""
+    """What a command's own events say of the household: for a device alone, and before it joins.
+
+    Attributes:
+        limit: what limits the training now, in a sentence; "" where that is not known.
+    """
 
     def __init__(self, model: str, steps: int | None, name: str = HERE) -> None:
         self._keeper = CourseKeeper("", name, model, steps)
         self._began_at, self._began_unix = monotonic(), time()
         self._name = name
+        self.limit = ""
         self._states = {name: "alive"}
 
     def note(self, event: events.Event) -> None:
@@ -176,7 +185,7 @@ class SeenByEvents:
 
     def state(self) -> PageState:
         """For drawing; in any thread."""
-        course = self._keeper.since(CourseAsked(), monotonic() - self._began_at)
+        course = self._keeper.since(CourseAsked(), monotonic() - self._began_at, self.limit)
         members = tuple(MemberStatus(name, name, state) for name, state in self._states.items())
         status = NodeStatus(self._name, self._name, "", 0, members, None, (), None)
         seen = Seen(status, (), __version__, course, self._began_unix)

@@ -115,7 +115,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         output.writer.on_closed = interrupt
         try:
             if args.local:
-                _train_here(job, chosen, args, shown)
+                _train_here(job, chosen, args, shown, live)
             else:
                 event_loop.run(_train(job, chosen, args, output, shown, live))
         except (KeyboardInterrupt, RunCancelled) as error:  # by a signal, or on the page
@@ -190,18 +190,23 @@ def _train_ranked(args: argparse.Namespace, output: Output) -> int:
 _LAST_SECONDS = 10.0
 
 
-def _train_here(job: Job, chosen: TrainOptions, args: argparse.Namespace, shown: _Shown) -> None:
-    from p2ptrain.api.train import train
+def _train_here(
+    job: Job,
+    chosen: TrainOptions,
+    args: argparse.Namespace,
+    shown: _Shown,
+    live: LiveRenderer | None,
+) -> None:
+    from p2ptrain.api.train import train_alone
 
-    train(
-        job,
-        options=chosen,
-        on_event=shown,
-        state_dir=arguments.state_dir_of(args),
-        memory_bytes=args.memory,
-        threads=args.threads,
-        device=args.device[0],
-    )
+    node_options = {
+        "state_dir": arguments.state_dir_of(args),
+        "memory_bytes": args.memory,
+        "threads": args.threads,
+        "device": args.device[0],
+    }
+    on_limit = None if live is None else live.limited
+    event_loop.run(train_alone(job, chosen, shown, node_options, on_limit))
 
 
 async def _train(

@@ -184,3 +184,11 @@ def test_where_utf8_is_missing_ascii_is_drawn(
 
 def test_a_member_s_answer_reads_back_as_the_same_state() -> None:
     assert read_form(PageState, write_form(STATE), "state", extra=True) == STATE
+
+
+def test_a_device_alone_says_what_limits_it() -> None:
+    seen = SeenByEvents("Net", 40, "laptop")
+    seen.note(PLAN)
+    seen.note(step(1))
+    seen.limit = LIMIT
+    assert f"Now: {LIMIT}" in as_text(seen.state(), io.StringIO(), is_terminal=False)
