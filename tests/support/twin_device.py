@@ -68,6 +68,7 @@ class TwinDevice(ComputeDevice):
         self._allocations: weakref.WeakSet[Allocation] = weakref.WeakSet()
         self._copies = Copies(seed, most_ticks)
         self._fails_from: float = float("inf")
+        self._late: torch.OutOfMemoryError | None = None
         self._wrong: dict[str, tuple[bool, Callable[[Tensor], object]]] = {}
         self._threads = 0
 
@@ -219,16 +220,29 @@ class TwinDevice(ComputeDevice):
             raise AcceleratorFailed(f"{self.name} has failed: the card has fallen off the bus")
 
     def _reach(self, method: str) -> None:
+        self._raise_late()
         self.call_names.append(method)
         if len(self.call_names) > self._fails_from:
             raise AcceleratorFailed(f"{self.name} has failed: the card has fallen off the bus")
+
+    def _raise_late(self) -> None:
+        """What failed in a backward: its error is raised by the first call after it.
+
+        In autograd's thread torch ends the process instead (`std::terminate`): its guard of the
+        stream asks Python for the kind of device, in a destructor, while the exception passes.
+        """
+        error, self._late = self._late, None
+        if error is not None:
+            raise error
 
     # -- what its tensors ask of it (`twin_tensor.Space`) ----------------------------------------
 
     def calls(self, operator: str) -> None:
         """Time passes; an operator of a card that is gone raises what torch does."""
+        if not _in_backward():
+            self._raise_late()
         self.call_names.append(operator)
-        if len(self.call_names) > self._fails_from:
+        if len(self.call_names) > self._fails_from and not _in_backward():
             raise torch.AcceleratorError(f"{self.name} error: the card has fallen off the bus")
         if torch.get_num_threads() != self._threads:
             torch.set_num_threads(self._threads)  # in autograd's thread, for the same bits
@@ -251,11 +265,14 @@ class TwinDevice(ComputeDevice):
         """As long as there is some."""
         free_bytes = self.memory().free_bytes
         if nbytes > free_bytes:
-            raise torch.OutOfMemoryError(
+            text = (
                 f"{self.name} out of memory. Tried to allocate {nbytes / 2**20:.2f} MiB. The twin "
                 f"has a total capacity of {self._total_bytes / 2**20:.2f} MiB of which "
                 f"{free_bytes / 2**20:.2f} MiB is free."
             )
+            self._late = torch.OutOfMemoryError(text)
+            if not _in_backward():
+                self._raise_late()
         allocation = Allocation(self, nbytes, shape)
         with self._copies.lock:
             self._taken_bytes += nbytes
@@ -270,11 +287,15 @@ class TwinDevice(ComputeDevice):
     def results(self, operator: str, results: Sequence[Tensor]) -> None:
         """Make them wrong where a test wants it."""
         backward, how = self._wrong.get(operator, (False, None))
-        if how is None or (backward and torch._C._current_graph_task_id() == -1):
+        if how is None or (backward and not _in_backward()):
             return
         for result in results:
             if result.is_floating_point():
                 how(result)
+
+
+def _in_backward() -> bool:
+    return torch._C._current_graph_task_id() != -1
 
 
 class _TwinCopies(HostCopies):
