@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from p2ptrain.plan.types.cluster import REFERENCE, ClusterLink, Overheads
+from p2ptrain.plan.types.cluster import ClusterLink, Overheads
 from p2ptrain.plan.types.feature_maps import (
     ELEMENTWISE,
     AxisWindow,
@@ -27,8 +27,9 @@ from p2ptrain.plan.types.feature_maps import (
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.grouping import best_grouping
 from p2ptrain.tiling.planning.tiling_cost import Costs
-from p2ptrain.tiling.planning.tiling_problem import OF_TILES, TileDevice, TilingProblem
+from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
 from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
+from tests.support.tiling_examples import by_flops
 
 SIDE, CHANNELS = 416, 3
 YOLOV2 = (
@@ -102,46 +103,6 @@ def _add(
     maps.append(FeatureMap(f"{name}{number}", channels, height, width))
     operations.append(
         Operation(f"{name}{number}", (number - 1,), number, window, window, statistics, flops)
-    )
-
-
-def by_flops(
-    network: MapNetwork,
-    samples: int,
-    link: ClusterLink,
-    *,
-    flops_per_s: float,
-    backward_ratio: float = 2.0,
-    overheads: Overheads = OF_TILES,
-    sums: Overheads = REFERENCE,
-    optimizer_state_ratio: float = 0.0,
-) -> TilingProblem:
-    """A question without measurements: times from operations, memory from the maps' sizes.
-
-    Args:
-        network, samples, link, overheads, sums, optimizer_state_ratio: as in the question.
-        flops_per_s: of the reference device.
-        backward_ratio: backward by forward; a convolution's backward is two products of its size.
-    """
-    forward, kept = [], []
-    for unit in network.units:
-        operations = network.operations[unit.first : unit.end]
-        made = [network.maps[operation.output] for operation in operations]
-        areas = [feature_map.height * feature_map.width for feature_map in made]
-        flops = sum(o.flops * area for o, area in zip(operations, areas, strict=True))
-        forward.append(flops * samples / flops_per_s)
-        elements = sum(m.channels * area for m, area in zip(made, areas, strict=True))
-        kept.append(float(network.itemsize * elements))
-    return TilingProblem(
-        network=network,
-        forward=tuple(forward),
-        backward=tuple(seconds * backward_ratio for seconds in forward),
-        kept_bytes=tuple(kept),
-        samples=samples,
-        link=link,
-        optimizer_state_ratio=optimizer_state_ratio,
-        overheads=overheads,
-        sums=sums,
     )
 
 

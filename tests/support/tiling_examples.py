@@ -6,18 +6,57 @@ from collections.abc import Sequence
 
 from hypothesis import strategies as st
 
-from p2ptrain.plan.types.cluster import ClusterLink, Overheads
-from p2ptrain.plan.types.feature_maps import ELEMENTWISE, AxisWindow
+from p2ptrain.plan.types.cluster import REFERENCE, ClusterLink, Overheads
+from p2ptrain.plan.types.feature_maps import ELEMENTWISE, AxisWindow, MapNetwork
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.tiling_cost import Costs
-from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
+from p2ptrain.tiling.planning.tiling_problem import OF_TILES, TileDevice, TilingProblem
 from tests.support.feature_maps import chain
-from tools.paper_tiles import by_flops
 
 CONVOLUTION = AxisWindow(3, 1, 1, 1, 1)
 LINK = ClusterLink(1e6, 1e-3)
 NOTHING = Overheads(0.0, 0.0, 0.0)
 GIGAFLOP = 1e9
+
+
+def by_flops(
+    network: MapNetwork,
+    samples: int,
+    link: ClusterLink,
+    *,
+    flops_per_s: float,
+    backward_ratio: float = 2.0,
+    overheads: Overheads = OF_TILES,
+    sums: Overheads = REFERENCE,
+    optimizer_state_ratio: float = 0.0,
+) -> TilingProblem:
+    """A question without measurements: times from operations, memory from the maps' sizes.
+
+    Args:
+        network, samples, link, overheads, sums, optimizer_state_ratio: as in the question.
+        flops_per_s: of the reference device.
+        backward_ratio: backward by forward; a convolution's backward is two products of its size.
+    """
+    forward, kept = [], []
+    for unit in network.units:
+        operations = network.operations[unit.first : unit.end]
+        made = [network.maps[operation.output] for operation in operations]
+        areas = [feature_map.height * feature_map.width for feature_map in made]
+        flops = sum(o.flops * area for o, area in zip(operations, areas, strict=True))
+        forward.append(flops * samples / flops_per_s)
+        elements = sum(m.channels * area for m, area in zip(made, areas, strict=True))
+        kept.append(float(network.itemsize * elements))
+    return TilingProblem(
+        network=network,
+        forward=tuple(forward),
+        backward=tuple(seconds * backward_ratio for seconds in forward),
+        kept_bytes=tuple(kept),
+        samples=samples,
+        link=link,
+        optimizer_state_ratio=optimizer_state_ratio,
+        overheads=overheads,
+        sums=sums,
+    )
 
 
 def problem(

@@ -21,8 +21,8 @@ from p2ptrain.tiling.planning.tiling_problem import TileDevice
 from tests.support.thorough import examples_of
 from tests.support.tiled_models import EXAMPLES
 from tests.support.tiled_training import Prepared, Run, compare, prepare, train_plainly, train_tiled
+from tests.support.tiling_examples import by_flops
 from tests.support.tiling_in_process import Tiles
-from tools.paper_tiles import by_flops
 
 NETWORKS = (
     ["unet", "vgg16"] if examples_of(1) == 1 else [name for name in EXAMPLES if name != "six"]

@@ -17,8 +17,15 @@ from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate_tiles
 from tests.support.feature_maps import chain
 from tests.support.thorough import examples_of
-from tests.support.tiling_examples import CONVOLUTION, GIGAFLOP, LINK, costs, drawn_costs, problem
-from tools.paper_tiles import by_flops
+from tests.support.tiling_examples import (
+    CONVOLUTION,
+    GIGAFLOP,
+    LINK,
+    by_flops,
+    costs,
+    drawn_costs,
+    problem,
+)
 
 
 def groupings(count: int) -> Iterator[tuple[int, ...]]:

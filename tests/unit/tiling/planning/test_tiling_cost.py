@@ -13,8 +13,15 @@ from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
 from p2ptrain.tiling.planning.tiling_simulation import lower_bound, simulate_tiles
 from tests.support.feature_maps import chain
-from tests.support.tiling_examples import CONVOLUTION, GIGAFLOP, LINK, NOTHING, costs, problem
-from tools.paper_tiles import by_flops
+from tests.support.tiling_examples import (
+    CONVOLUTION,
+    GIGAFLOP,
+    LINK,
+    NOTHING,
+    by_flops,
+    costs,
+    problem,
+)
 
 SIZE, CHANNELS = 48, 4
 COLUMN_BYTES = SIZE * CHANNELS * 4

@@ -16,8 +16,8 @@ from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
 from p2ptrain.tiling.planning.tiling_search import best_tiling
 from p2ptrain.tiling.planning.tiling_setting import Tiling, TilingRequest
 from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
-from tests.support.tiling_examples import problem
-from tools.paper_tiles import LINKS, SPEEDS, by_flops, gain, question, yolov2
+from tests.support.tiling_examples import by_flops, problem
+from tools.paper_tiles import LINKS, SPEEDS, gain, question, yolov2
 
 SLOW, FAST = SPEEDS["Pi 3 core (0.13 Gflop/s)"], SPEEDS["GPU (5000)"]
 NETWORK = yolov2(statistics=False)
