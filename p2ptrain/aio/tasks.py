@@ -16,6 +16,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from p2ptrain.errors import Error
+from p2ptrain.logs import get_logger
+
+log = get_logger(__name__)
 
 T = TypeVar("T")
 
@@ -97,15 +100,19 @@ def _leaves(error: BaseException) -> list[BaseException]:
     return [error]
 
 
+def _log_failure(work: str, error: BaseException) -> None:
+    log.error("not_done", work=work, exc_info=error)
+
+
 class TaskOwner:
     """See the module. No failure goes unheard, and none ends the others.
 
     Args:
-        failed: called with the name and the error of a task that failed.
+        failed: called with the name and the error of a task that failed; else that is logged.
     """
 
-    def __init__(self, failed: Callable[[str, BaseException], None]) -> None:
-        self._failed = failed
+    def __init__(self, failed: Callable[[str, BaseException], None] | None = None) -> None:
+        self._failed = failed or _log_failure
         self._tasks: set[asyncio.Task[None]] = set()
 
     def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:

@@ -101,7 +101,7 @@ class MannersKeeper:
         self._is_handed_over = False
         self._next_try = float("-inf")
         self._has_warned = False
-        self._tasks = TaskOwner(_on_failed)
+        self._tasks = TaskOwner()
         self._is_leaving = False
         self._wanted = Decision()
 
@@ -207,7 +207,3 @@ class MannersKeeper:
 
 def _percent(part: float | None) -> int | None:
     return None if part is None else round(100 * part)
-
-
-def _on_failed(work: str, error: BaseException) -> None:
-    log.error("not_done", work=work, exc_info=error)

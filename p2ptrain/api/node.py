@@ -19,7 +19,7 @@ import platform
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from p2ptrain import torch_version
 from p2ptrain._version import __version__
@@ -49,7 +49,6 @@ from p2ptrain.errors import Error, OptionError, PeerError, UserError
 from p2ptrain.events import Event
 from p2ptrain.job.last_job import JOB_FOLDER, last_facts
 from p2ptrain.job.train_options import MAX_THREADS, whole
-from p2ptrain.logs import get_logger
 from p2ptrain.manners.person import idle_seconds_reader
 from p2ptrain.manners.readings import DeviceReader, ReadDevice
 from p2ptrain.manners.settings import Manners
@@ -60,7 +59,7 @@ from p2ptrain.mesh.network_mesh import NetworkMesh
 from p2ptrain.messages.kinds import EXPLAIN, ROUND_PICTURE
 from p2ptrain.net.fields import checked_name
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.parts import limited, part_of
+from p2ptrain.net.parts import Blob, limited, part_of
 from p2ptrain.plan.explain import explained
 from p2ptrain.plan.round_picture import RoundPicture
 from p2ptrain.plan.types.job_facts import JobFacts
@@ -77,7 +76,8 @@ if TYPE_CHECKING:
     from p2ptrain.mesh.interface import Member
     from p2ptrain.mesh.trust.pairing_window import PairingWindow
 
-log = get_logger(__name__)
+
+B = TypeVar("B", bound=Blob)
 
 LEAVE_SECONDS = 30.0
 """Longest wait until the others have taken over what this device did for them."""
@@ -185,7 +185,7 @@ class Node:
         self._manners = manners or Manners()
         self._read_device = read_device or _sensors(self._manners)
         self._keeper_settings = keeper_settings
-        self._tasks = TaskOwner(_on_failed)
+        self._tasks = TaskOwner()
         self._place = contextlib.AsyncExitStack()
         self._own: LeasedIdentity | None = None
         self._has_begun = False
@@ -422,16 +422,7 @@ class Node:
             if facts is None:
                 raise UserError("nothing trains now, and this device has held no training before")
             return explained(facts)
-        try:
-            reply = await self._joined.call(
-                holder,
-                Message(EXPLAIN),
-                timeout_seconds=EXPLAIN_SECONDS,
-                reply_parts=limited(JobFacts.LIMIT.most_bytes),
-            )
-        except TimeoutError as error:
-            raise PeerError(f"{display_name(self._mesh, holder)} does not answer") from error
-        return explained(JobFacts.from_bytes(part_of(reply)))
+        return explained(await self._ask(holder, EXPLAIN, JobFacts, EXPLAIN_SECONDS))
 
     async def rounds(self) -> RoundPicture | None:
         """What each device did in the last rounds of the job that runs; None without one.
@@ -444,17 +435,28 @@ class Node:
         holder = self._board.holder if self._board else None
         if holder is None:
             return None
+        return await self._ask(holder, ROUND_PICTURE, RoundPicture, ROUNDS_SECONDS, Priority.BULK)
+
+    async def _ask(
+        self,
+        holder: str,
+        kind: str,
+        form: type[B],
+        seconds: float,
+        priority: Priority = Priority.CONTROL,
+    ) -> B:
+        """What the job's holder answers. Raises PeerError: nothing in time."""
         try:
             reply = await self._joined.call(
                 holder,
-                Message(ROUND_PICTURE),
-                timeout_seconds=ROUNDS_SECONDS,
-                priority=Priority.BULK,
-                reply_parts=limited(RoundPicture.LIMIT.most_bytes),
+                Message(kind),
+                timeout_seconds=seconds,
+                priority=priority,
+                reply_parts=limited(form.LIMIT.most_bytes),
             )
         except TimeoutError as error:
             raise PeerError(f"{display_name(self._mesh, holder)} does not answer") from error
-        return RoundPicture.from_bytes(part_of(reply))
+        return form.from_bytes(part_of(reply))
 
     def trains_for(self) -> str | None:
         """Name of the device whose job this one has a part in now; None without one."""
@@ -555,10 +557,6 @@ def _sensors(manners: Manners) -> DeviceReader:
     Perhaps that can only be seen by the load of other programs: then it must be exact.
     """
     return DeviceReader(idle_seconds_reader(), 0.0) if manners.when_idle else DeviceReader()
-
-
-def _on_failed(work: str, error: BaseException) -> None:
-    log.error("not_done", work=work, exc_info=error)
 
 
 def check_limits(threads: int | None, memory_bytes: int | None) -> None:

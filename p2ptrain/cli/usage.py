@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from p2ptrain.errors import OptionError
@@ -87,3 +88,10 @@ class _HelpAll(argparse.Action):
             action.help = text
         parser.print_help()
         parser.exit()
+
+
+def check_folders(*files: Path | None) -> None:
+    """Raises UsageError: a file that is to be written has no folder."""
+    for file in files:
+        if file is not None and not file.absolute().parent.is_dir():
+            raise UsageError(f"the folder of {file} does not exist")

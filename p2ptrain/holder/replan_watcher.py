@@ -109,7 +109,7 @@ class ReplanWatcher:
         self.recent: deque[tuple[float, Mapping[Seat, CpuSpan]]] = deque(maxlen=RECENT_ROUNDS)
         self._proposed: tuple[ReconfigureReason, Mapping[str, Any]] | None = None
         self._was_asked_for: ReconfigureReason | None = None
-        self._tasks = TaskOwner(_on_failed)
+        self._tasks = TaskOwner()
         self._looking: asyncio.Task[None] | None = None
         self._due: asyncio.TimerHandle | None = None
         # who waits for our word: None = it may go, else why not
@@ -376,10 +376,6 @@ class ReplanWatcher:
 
     def _name(self, device: str) -> str:
         return display_name(self._mesh, device)
-
-
-def _on_failed(work: str, error: BaseException) -> None:
-    log.error("not_done", work=work, exc_info=error)
 
 
 def _seats(answer: ReconfigureReply) -> list[Seat]:

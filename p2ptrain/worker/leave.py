@@ -93,7 +93,7 @@ class OrphanedJobs:
         self._mesh = mesh
         self._service = service
         self._folder = folder
-        self._tasks = TaskOwner(_on_failed)
+        self._tasks = TaskOwner()
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
 
     @property
@@ -132,7 +132,3 @@ class OrphanedJobs:
         if reply.fields.get("over") is True and self._service.slot.parked == (holder, job):
             log.info("job_is_over", job=job)
             await self._service.slot.drop(job)
-
-
-def _on_failed(work: str, error: BaseException) -> None:
-    log.error("not_done", work=work, exc_info=error)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output, aligned
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
-from p2ptrain.cli.usage import DONE, Experimental, UsageError
+from p2ptrain.cli.usage import DONE, Experimental, UsageError, check_folders
 from p2ptrain.errors import PlanError, size_text
 from p2ptrain.job.planning_files import read_cluster, read_profile, write_whole
 
@@ -159,8 +159,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from p2ptrain.tiling.planning.make_plan import make_plan
 
     out: Path | None = args.out
-    if out is not None and not out.absolute().parent.is_dir():
-        raise UsageError(f"the folder of {out} does not exist")
+    check_folders(out)
     if out is not None and args.compare:
         raise UsageError("--out writes one plan: choose it with --planner instead of --compare")
     profile, cluster = read_profile(args.profile), read_cluster(args.cluster)

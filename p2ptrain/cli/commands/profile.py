@@ -13,7 +13,7 @@ from p2ptrain import events
 from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.script import load_job
-from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.cli.usage import DONE, check_folders
 from p2ptrain.devices.request import CHOICES, HOST_NAME, read_request
 from p2ptrain.job.planning_files import write_whole
 
@@ -75,8 +75,7 @@ def add_parser(commands: Any) -> None:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Measure and write."""
     out: Path = args.out
-    if not out.absolute().parent.is_dir():
-        raise UsageError(f"the folder of {out} does not exist")
+    check_folders(out)
     place = out.absolute()  # the script may change the folder it runs in
     job = load_job(args.script, args.job_options)
     device = _device(args, output)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output, aligned
-from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.cli.usage import DONE, UsageError, check_folders
 from p2ptrain.errors import size_text
 from p2ptrain.job.planning_files import naming, read_cluster, read_plan, read_profile, write_whole
 
@@ -87,9 +87,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
 
     chart: Path | None = args.gantt
-    for file in (chart, args.trace):
-        if file is not None and not file.absolute().parent.is_dir():
-            raise UsageError(f"the folder of {file} does not exist")
+    check_folders(chart, args.trace)
     profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
     plan, shown = read_plan(args.plan, args.batch_size), bool(output.json or chart or args.trace)
     is_tiled = plan.stages[0].tiling is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from p2ptrain.cli import arguments
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
-from p2ptrain.cli.usage import Experimental, UsageError
+from p2ptrain.cli.usage import Experimental, UsageError, check_folders
 from p2ptrain.errors import OptionError
 from p2ptrain.job.planning_files import read_plan
 
@@ -267,9 +267,7 @@ def check_options(args: argparse.Namespace) -> None:
         raise UsageError("--dry-run trains nothing: leave out --trace")
     if args.log_dir is not None and args.log_dir.exists() and not args.log_dir.is_dir():
         raise UsageError(f"--log-dir {args.log_dir} is a file, not a folder")
-    for path in (args.out, args.checkpoint, args.trace):
-        if path is not None and not path.absolute().parent.is_dir():
-            raise UsageError(f"the folder of {path} does not exist")
+    check_folders(args.out, args.checkpoint, args.trace)
     if args.checkpoint is not None and args.checkpoint.exists() and not args.checkpoint.is_dir():
         raise UsageError(f"--checkpoint {args.checkpoint} is a file, not a folder")
     if args.resume is not None and not args.resume.is_dir():
@@ -280,10 +278,7 @@ def _check_plan(args: argparse.Namespace) -> None:
     written = [name for name in ("profile", "cluster", "plan") if getattr(args, f"write_{name}")]
     if written and not args.dry_run:
         raise UsageError(f"--write-{written[0]} needs --dry-run")
-    for name in written:
-        path = getattr(args, f"write_{name}")
-        if not path.absolute().parent.is_dir():
-            raise UsageError(f"the folder of {path} does not exist")
+    check_folders(*(getattr(args, f"write_{name}") for name in written))
     if args.plan is None:
         return
     for name, is_given in (
