@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from p2ptrain.devices.selection import ChosenDevice
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
-    from p2ptrain.mesh.interface import Member
+    from p2ptrain.mesh.interface import MeshMember
     from p2ptrain.mesh.trust.pairing_window import PairingWindow
 
 
@@ -396,7 +396,7 @@ class Node:
         others = [m for m in alive if m.id != self._mesh.self_id]
         return [await self._link_to(m) for m in sorted(others, key=lambda m: (m.name, m.id))]
 
-    async def _link_to(self, member: Member) -> LinkStatus:
+    async def _link_to(self, member: MeshMember) -> LinkStatus:
         path: dict[str, Any] = dict(self._mesh.path(member.id))
         place = LinkStatus(member.name, member.id, **path)
         try:

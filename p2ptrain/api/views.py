@@ -12,7 +12,7 @@ from typing import Any
 
 from p2ptrain.manners.condition import DeviceCondition, MemoryInUse
 from p2ptrain.mesh.household_trust import DeviceSummary
-from p2ptrain.mesh.interface import LinkStatistics, Member
+from p2ptrain.mesh.interface import LinkStatistics, MeshMember
 
 _SAID = ("role", "version", "threads", "memory_bytes", "device")
 
@@ -78,7 +78,7 @@ class MemberStatus(TypedAnswer):
 
     @classmethod
     def of(
-        cls, member: Member, path: Mapping[str, str], traffic: LinkStatistics | None = None
+        cls, member: MeshMember, path: Mapping[str, str], traffic: LinkStatistics | None = None
     ) -> MemberStatus:
         """By what is known of it, and the link to it."""
         said: dict[str, Any] = {name: member.info.get(name) for name in _SAID}

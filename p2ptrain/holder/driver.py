@@ -35,11 +35,11 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import (
     LinkLost,
     LinkUp,
-    Member,
     MemberChanged,
     MemberState,
     Mesh,
     MeshEvent,
+    MeshMember,
 )
 from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.calls import Hangs
@@ -507,7 +507,7 @@ class MembershipAdapter:
             case LinkUp(peer):
                 self._notify(holder_events.LinkRestored(self._mesh.self_id, peer))
 
-    def _on_member(self, member: Member, *, certain: bool = False) -> None:
+    def _on_member(self, member: MeshMember, *, certain: bool = False) -> None:
         device, state = member.id, member.state
         if self._alone and device != self._mesh.self_id:
             return

@@ -29,7 +29,7 @@ GONE = frozenset({MemberState.DEAD, MemberState.LEFT})
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MeshMember:
     """One device of the household.
 
     Attributes:
@@ -57,7 +57,7 @@ class Member:
 
 
 @dataclass(frozen=True, slots=True)
-class Coordinator:
+class MeshCoordinator:
     """Who coordinates. `term` only ever rises; commands of an older term are refused."""
 
     id: str
@@ -78,7 +78,7 @@ class MemberChanged:
         described: it is alive as before, and says something else of itself.
     """
 
-    member: Member
+    member: MeshMember
     reason: str
     certain: bool = False
     described: bool = False
@@ -88,7 +88,7 @@ class MemberChanged:
 class CoordinatorChanged:
     """A coordinator was elected, or (None) the old one is gone and none is elected yet."""
 
-    coordinator: Coordinator | None
+    coordinator: MeshCoordinator | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class Mesh(Protocol):
         """This device's name; may become NAME-2 when a member already has it."""
 
     @property
-    def members(self) -> Mapping[str, Member]:
+    def members(self) -> Mapping[str, MeshMember]:
         """By id, this device included; the dead and the departed stay listed for a while."""
 
     @property
@@ -141,7 +141,7 @@ class Mesh(Protocol):
         """Ids of the devices to which there is a link now; this device is not among them."""
 
     @property
-    def coordinator(self) -> Coordinator | None:
+    def coordinator(self) -> MeshCoordinator | None:
         """The coordinator this device knows of."""
 
     def distrust(self, device_id: str, seconds: float) -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable, Mapping
 
 from p2ptrain.errors import LinkClosed
 from p2ptrain.mesh.interface import (
-    Coordinator,
     LinkSpeed,
     LinkStatistics,
-    Member,
     MemberState,
+    MeshCoordinator,
     MeshEvent,
+    MeshMember,
 )
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.net.message import Message, Priority
@@ -25,11 +25,11 @@ class LoneMesh:
         device_id = hashlib.sha256(name.encode()).hexdigest()
         self.router = Router(name, self.send)
         self.self_id, self.name = device_id, name
-        self.members: Mapping[str, Member] = {
-            device_id: Member(device_id, name, MemberState.ALIVE, {})
+        self.members: Mapping[str, MeshMember] = {
+            device_id: MeshMember(device_id, name, MemberState.ALIVE, {})
         }
         self.connected: frozenset[str] = frozenset()
-        self.coordinator = Coordinator(device_id, name, term=1)
+        self.coordinator = MeshCoordinator(device_id, name, term=1)
         self.route = self.router.route
         self.route_now = self.router.route_now
         self.unroute = self.router.unroute

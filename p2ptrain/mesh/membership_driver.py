@@ -22,12 +22,12 @@ from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.election.election import Election
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.interface import (
-    Coordinator,
     CoordinatorChanged,
-    Member,
     MemberChanged,
     MemberState,
+    MeshCoordinator,
     MeshEvent,
+    MeshMember,
 )
 from p2ptrain.mesh.links.connections import Connections
 from p2ptrain.mesh.membership.core_events import (
@@ -98,18 +98,18 @@ class MembershipDriver:
         self.membership = membership
         self.election = election
         self._traffic = TrafficWatch()
-        self._coordinator: Coordinator | None = None
+        self._coordinator: MeshCoordinator | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # what it waits for
         self._stopped = False
 
     @property
-    def members(self) -> dict[str, Member]:
+    def members(self) -> dict[str, MeshMember]:
         """By id, this device included."""
         return {key: _member(record) for key, record in self.membership.members.items()}
 
     @property
-    def coordinator(self) -> Coordinator | None:
+    def coordinator(self) -> MeshCoordinator | None:
         """Whom this device follows."""
         return self._coordinator
 
@@ -252,7 +252,7 @@ class MembershipDriver:
                 case SendTo(peer, payload):
                     self._connections.post(peer, Message(ELECTION_KIND, {_PAYLOAD: payload}))
                 case CoordinatorIs(member_id, term, reason):
-                    self._set_coordinator(Coordinator(member_id, self._name(member_id), term))
+                    self._set_coordinator(MeshCoordinator(member_id, self._name(member_id), term))
                     log.info("coordinator", id=member_id[:16], term=term, why=reason)
                 case CoordinatorLost(reason):
                     self._set_coordinator(None)
@@ -265,7 +265,7 @@ class MembershipDriver:
         if known is not None and known.id == record.id and known.name != record.name:
             self._set_coordinator(replace(known, name=record.name))
 
-    def _set_coordinator(self, coordinator: Coordinator | None) -> None:
+    def _set_coordinator(self, coordinator: MeshCoordinator | None) -> None:
         self._coordinator = coordinator
         self._tell(CoordinatorChanged(coordinator))
 
@@ -274,8 +274,8 @@ class MembershipDriver:
         return record.name if record is not None else member_id[:16]
 
 
-def _member(record: MemberRecord) -> Member:
-    return Member(record.id, record.name, record.state, record.info)
+def _member(record: MemberRecord) -> MeshMember:
+    return MeshMember(record.id, record.name, record.state, record.info)
 
 
 FLOW_BYTES = 4096

@@ -34,15 +34,15 @@ from p2ptrain.mesh.identity.identity import IDENTITY_FILE, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.identity_conflicts import IdentityClash, NameKeeper
 from p2ptrain.mesh.interface import (
-    Coordinator,
     LinkLost,
     LinkSpeed,
     LinkStatistics,
     LinkUp,
-    Member,
     MemberChanged,
     MemberState,
+    MeshCoordinator,
     MeshEvent,
+    MeshMember,
 )
 from p2ptrain.mesh.links import link_probe
 from p2ptrain.mesh.links.connections import Connections
@@ -298,7 +298,7 @@ class NetworkMesh:
         return self._own.shown
 
     @property
-    def members(self) -> Mapping[str, Member]:
+    def members(self) -> Mapping[str, MeshMember]:
         return MappingProxyType(self.membership_driver.members)
 
     @property
@@ -306,7 +306,7 @@ class NetworkMesh:
         return frozenset(self.connections.connected())
 
     @property
-    def coordinator(self) -> Coordinator | None:
+    def coordinator(self) -> MeshCoordinator | None:
         return self.membership_driver.coordinator
 
     def distrust(self, device_id: str, seconds: float) -> None:

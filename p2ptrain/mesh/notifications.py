@@ -12,12 +12,12 @@ from p2ptrain import events
 from p2ptrain.events import Event
 from p2ptrain.manners.condition import DeviceCondition, Work
 from p2ptrain.mesh.interface import (
-    Coordinator,
     CoordinatorChanged,
-    Member,
     MemberChanged,
     MemberState,
+    MeshCoordinator,
     MeshEvent,
+    MeshMember,
 )
 
 
@@ -42,12 +42,12 @@ class EventSubscribers:
         match event:
             case MemberChanged(member) if member.id != self._self_id:
                 self._show(member)
-            case CoordinatorChanged(Coordinator(name=name, term=term)):
+            case CoordinatorChanged(MeshCoordinator(name=name, term=term)):
                 self._emit(events.Coordinator(name, term))
         for callback in tuple(self._callbacks):
             callback(event)
 
-    def _show(self, member: Member) -> None:
+    def _show(self, member: MeshMember) -> None:
         shown = (member.name, member.state)
         if self._shown.get(member.id) != shown:
             self._shown[member.id] = shown
@@ -55,7 +55,7 @@ class EventSubscribers:
         if member.state is MemberState.ALIVE:
             self._show_condition(member)
 
-    def _show_condition(self, member: Member) -> None:
+    def _show_condition(self, member: MeshMember) -> None:
         now = DeviceCondition.of_info(member.info)
         work, sentence = self._conditions.get(member.id, (Work.FULL, ""))
         if (now.work, now.sentence) != (work, sentence):

@@ -10,11 +10,11 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import (
     LinkLost,
     LinkUp,
-    Member,
     MemberChanged,
     MemberState,
     Mesh,
     MeshEvent,
+    MeshMember,
     display_name,
 )
 from p2ptrain.messages.round_orders import GenerationKey
@@ -167,7 +167,7 @@ class JobSlot:
             self._on_holder(part, event.member)
 
     @staticmethod
-    def _on_holder(part: WorkerSession, holder: Member) -> None:
+    def _on_holder(part: WorkerSession, holder: MeshMember) -> None:
         """That it is alive says nothing: another process may have its place."""
         if holder.state is MemberState.DEAD:
             part.holder_is(HolderState.GONE)

@@ -28,7 +28,7 @@ from p2ptrain.devices.selection import DeviceChooser
 from p2ptrain.errors import DeviceUnusable, OptionError, PlanError, RunCancelled, ScriptError
 from p2ptrain.events import Done, Event, Plan, Ready, Step
 from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE
-from p2ptrain.mesh.interface import Member, MemberState
+from p2ptrain.mesh.interface import MemberState, MeshMember
 from p2ptrain.mesh.network_mesh import NetworkMesh
 from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from tests.support.mesh_household import CODE, FakeDiscovery, FakeNetwork
@@ -113,7 +113,7 @@ async def test_a_run_tells_what_happens_and_gives_the_users_own_model(start: Sta
 
 def test_what_a_device_says_of_itself_does_not_change_who_it_is() -> None:
     info = {"name": "desk", "id": "b" * 64, "state": "left", "room": "cellar"}
-    line = MemberStatus.of(Member("a" * 64, "shelf", MemberState.ALIVE, info), {})
+    line = MemberStatus.of(MeshMember("a" * 64, "shelf", MemberState.ALIVE, info), {})
     assert (line.name, line.state) == ("shelf", "alive")
     assert line.to_json() == {"name": "shelf", "id": "a" * 64, "state": "alive", "room": "cellar"}
 

@@ -16,13 +16,13 @@ from typing import Self
 
 from p2ptrain.errors import InternalError
 from p2ptrain.mesh.interface import (
-    Coordinator,
     LinkLost,
     LinkSpeed,
     LinkUp,
-    Member,
     MemberChanged,
     MemberState,
+    MeshCoordinator,
+    MeshMember,
 )
 from tests.support.memory_mesh import MemoryMesh
 
@@ -61,7 +61,7 @@ class MemoryHousehold:
         self._link_speed = link_speed
         self._names = {memory_id(name): name for name in names}
         self._term = 1
-        first = Coordinator(*_identity(coordinator or min(names)), term=self._term)
+        first = MeshCoordinator(*_identity(coordinator or min(names)), term=self._term)
         self._numbers = itertools.count(1)
         self._links: dict[frozenset[str], int] = {}  # ids of two devices -> their link's number
         self._unlinked: set[frozenset[str]] = set()  # ids of two devices that cannot reach another
@@ -88,7 +88,7 @@ class MemoryHousehold:
         return self._meshes[name]
 
     @property
-    def coordinator(self) -> Coordinator:
+    def coordinator(self) -> MeshCoordinator:
         """Who was elected last, of those whom the devices that run follow."""
         followed = [m.coordinator for m in self._meshes.values() if m.coordinator is not None]
         return max(followed, key=lambda coordinator: coordinator.term)
@@ -100,10 +100,10 @@ class MemoryHousehold:
         """The given speed of every link, or None: measure."""
         return self._link_speed
 
-    def member(self, device_id: str, state: MemberState) -> Member:
+    def member(self, device_id: str, state: MemberState) -> MeshMember:
         """What others know of that device."""
         name = self._names[device_id]
-        return Member(device_id, name, state, self._infos.get(name, {}))
+        return MeshMember(device_id, name, state, self._infos.get(name, {}))
 
     def running(self, device_id: str) -> MemoryMesh | None:
         """The device, if its process runs."""
@@ -136,7 +136,7 @@ class MemoryHousehold:
             self._term += 1
             others = [m for m in self._running() if m.self_id != device_id]
             near = [m for m in others if m is mesh or self._is_near(m, mesh)]
-            new = Coordinator(*_identity(min(m.name for m in near)), term=self._term)
+            new = MeshCoordinator(*_identity(min(m.name for m in near)), term=self._term)
             for one in near:
                 one.follow(new)
 
@@ -182,7 +182,7 @@ class MemoryHousehold:
     def elect(self, name: str) -> None:
         """Make the device coordinator, in a new term, of all that it can reach."""
         self._term += 1
-        office = Coordinator(*_identity(name), term=self._term)
+        office = MeshCoordinator(*_identity(name), term=self._term)
         for mesh in self._running():
             if mesh.name == name or self._is_near(mesh, self._meshes[name]):
                 mesh.follow(office)

@@ -11,14 +11,14 @@ from typing import Protocol
 from p2ptrain.errors import InternalError, LinkClosed, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import (
-    Coordinator,
     CoordinatorChanged,
     LinkSpeed,
     LinkStatistics,
-    Member,
     MemberChanged,
     MemberState,
+    MeshCoordinator,
     MeshEvent,
+    MeshMember,
 )
 from p2ptrain.mesh.links import link_probe
 from p2ptrain.mesh.links.router import Router
@@ -40,7 +40,7 @@ class Surroundings(Protocol):
     def link_speed(self) -> LinkSpeed | None:
         """The given speed of every link, or None: measure."""
 
-    def member(self, device_id: str, state: MemberState) -> Member:
+    def member(self, device_id: str, state: MemberState) -> MeshMember:
         """What others know of that device."""
 
     def running(self, device_id: str) -> MemoryMesh | None:
@@ -70,7 +70,7 @@ class MemoryMesh:
     """
 
     def __init__(
-        self, around: Surroundings, self_id: str, name: str, coordinator: Coordinator
+        self, around: Surroundings, self_id: str, name: str, coordinator: MeshCoordinator
     ) -> None:
         self.router = Router(name, self.send)
         self.route, self.route_now = self.router.route, self.router.route_now
@@ -99,7 +99,7 @@ class MemoryMesh:
         return self._name
 
     @property
-    def members(self) -> Mapping[str, Member]:
+    def members(self) -> Mapping[str, MeshMember]:
         return MappingProxyType({i: self._around.member(i, s) for i, s in self.seen.items()})
 
     @property
@@ -107,7 +107,7 @@ class MemoryMesh:
         return self._around.peers(self)
 
     @property
-    def coordinator(self) -> Coordinator | None:
+    def coordinator(self) -> MeshCoordinator | None:
         return self._coordinator
 
     def distrust(self, device_id: str, seconds: float) -> None:
@@ -170,7 +170,7 @@ class MemoryMesh:
         self.seen[device_id] = state
         self.tell(MemberChanged(self._around.member(device_id, state), reason, certain))
 
-    def follow(self, coordinator: Coordinator) -> None:
+    def follow(self, coordinator: MeshCoordinator) -> None:
         """From now on this device follows `coordinator`."""
         self._coordinator = coordinator
         self.tell(CoordinatorChanged(coordinator))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.api.device_services import DeviceServices
 from p2ptrain.errors import NotCoordinator, PeerError
-from p2ptrain.mesh.interface import Member, MemberState, Mesh
+from p2ptrain.mesh.interface import MemberState, Mesh, MeshMember
 from p2ptrain.messages.kinds import INVENTORY, MEASURE_LINKS, MEASURE_PROFILE
 from p2ptrain.messages.requesters import AskedTime, Booking, Due
 from p2ptrain.net.message import Message
@@ -73,11 +73,11 @@ async def test_a_device_computes_only_for_whom_its_person_names(mesh: MemoryHous
 
 def test_a_name_goes_on_meaning_the_device_that_bore_it() -> None:
     members = {
-        one: Member(one, name, MemberState.ALIVE, {}) for one, name in (("1", "c"), ("2", "d"))
+        one: MeshMember(one, name, MemberState.ALIVE, {}) for one, name in (("1", "c"), ("2", "d"))
     }
     due = Due(cast(Mesh, SimpleNamespace(self_id="0", name="b", members=members)), only_for=["c"])
     due.check_job_of("1")
-    members["2"] = Member("2", "c", MemberState.ALIVE, {})
+    members["2"] = MeshMember("2", "c", MemberState.ALIVE, {})
     with pytest.raises(PeerError):
         due.check_job_of("2")
 
