@@ -212,7 +212,7 @@ def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Sta
     if stage.tiling is not None:
         return _tiled_part(plan, profile, stage, stage.tiling, place)
     group = StageGroup(tuple(range(len(shares))), shares, stage.allocation)
-    pieces = [samples for samples in group.pieces(plan.split, place) if samples]
+    pieces = group.piece_counts(plan.split, place)
     depth = stage.warmup if stage.held is None else stage.held
     first, end = stage.units
     return _StageMemory(
@@ -222,8 +222,8 @@ def _part(plan: Plan, profile: Profile, stage: PlannedStage, place: int) -> _Sta
         leaving_bytes=profile.units[end - 1].output_bytes,
         piece=max(pieces, default=0),
         in_flight=group.in_flight_samples(plan.split, place, depth),
-        samples=sum(pieces),
-        accumulates=len(pieces) > 1,
+        samples=group.round_samples(plan.split, place),
+        accumulates=sum(pieces.values()) > 1,
         waiting=len(shares) if len(shares) > 1 and plan.mode is PlanMode.ASYNC else 0,
     )
 

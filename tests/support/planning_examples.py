@@ -9,7 +9,8 @@ from random import Random
 
 from hypothesis import strategies as st
 
-from p2ptrain.plan.types.allocation import BatchSplit
+from p2ptrain.plan.cost.draft import StageGroup
+from p2ptrain.plan.types.allocation import BatchSplit, deal, sample_ranges
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile, Unit
@@ -50,6 +51,16 @@ def cluster(*names: str, link: ClusterLink = FREE, memory_bytes: int = PLENTY) -
     """Equal devices; the first one is the holder."""
     devices = tuple(ClusterDevice(name, memory_bytes, holder=name == names[0]) for name in names)
     return Cluster(devices, link)
+
+
+def pieces(group: StageGroup, split: BatchSplit, place: int) -> list[int]:
+    """Samples of every micro-batch that the device at `place` takes; 0 = has no part."""
+    sizes = [split.samples(m) for m in range(split.micro_batches)]
+    if len(group.devices) == 1:
+        return sizes
+    if group.deals:
+        return [n * (owner == place) for n, owner in zip(sizes, deal(group.shares), strict=True)]
+    return [end - first for n in sizes for first, end in [sample_ranges(group.shares, n)[place]]]
 
 
 def straight_plan(

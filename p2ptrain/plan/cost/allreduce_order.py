@@ -75,7 +75,7 @@ def _last_backward(
     (first, end), group = draft.units[p], draft.groups[p]
     slowest: list[float] = [0.0]
     for place, device in enumerate(group.devices):
-        pieces = [samples for samples in group.pieces(draft.split, place) if samples]
+        pieces = [*group.piece_counts(draft.split, place)]
         if not pieces:
             continue
         times = cost.unit_times(device, pieces[-1])

@@ -6,8 +6,7 @@ what lower bounds need to know of split backwards (`schedule.ZeroBubble`).
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -42,32 +41,33 @@ class StageGroup:
         """Whether several devices take whole micro-batches in turn."""
         return len(self.devices) > 1 and self.allocation is Allocation.MICRO_BATCHES
 
-    def pieces(self, split: BatchSplit, place: int) -> tuple[int, ...]:
-        """Samples of every micro-batch that the device at `place` takes; 0 = has no part."""
-        sizes = [split.first_samples] * (split.micro_batches - 1) + [split.last_samples]
-        if len(self.devices) == 1:
-            return tuple(sizes)
-        if self.deals:
-            owners = deal(self.shares)
-            return tuple(n if owners[m] == place else 0 for m, n in enumerate(sizes))
-        full, last = (sample_ranges(self.shares, n)[place] for n in (sizes[0], sizes[-1]))
-        return (full[1] - full[0],) * (len(sizes) - 1) + (last[1] - last[0],)
+    def ranges(self, samples: int) -> tuple[tuple[int, int], ...]:
+        """[first, end) of a micro-batch of `samples` that each device has of those it takes."""
+        if len(self.devices) == 1 or self.deals:
+            return ((0, samples),) * len(self.devices)
+        return sample_ranges(self.shares, samples)
 
-    def piece_counts(self, split: BatchSplit, place: int) -> Mapping[int, int]:
-        """How many micro-batches of so many samples, above 0, the device at `place` takes."""
-        full, last, count = split.first_samples, split.last_samples, split.micro_batches - 1
+    def piece_counts(self, split: BatchSplit, place: int) -> dict[int, int]:
+        """How many micro-batches of so many samples, above 0, the device at `place` takes.
+
+        The samples of the last one that it takes come last.
+        """
+        (first, end), (last_first, last_end) = (
+            self.ranges(samples)[place] for samples in (split.first_samples, split.last_samples)
+        )
+        count, last = split.micro_batches - 1, 1
         if self.deals:
-            has_last = deal(self.shares)[-1] == place
-            pieces = [(full, self.shares[place] - has_last), (last, int(has_last))]
-        elif len(self.devices) > 1:
-            parts = [sample_ranges(self.shares, samples)[place] for samples in (full, last)]
-            pieces = [(end - first, n) for (first, end), n in zip(parts, (count, 1), strict=True)]
-        else:
-            pieces = [(full, count), (last, 1)]
-        found: Counter[int] = Counter()
-        for samples, n in pieces:
-            found[samples] += n
-        return {samples: n for samples, n in found.items() if samples and n}
+            last = int(deal(self.shares)[-1] == place)
+            count = self.shares[place] - last
+        found: dict[int, int] = {}
+        for samples, n in ((end - first, count), (last_end - last_first, last)):
+            if samples and n:
+                found[samples] = found.get(samples, 0) + n
+        return found
+
+    def round_samples(self, split: BatchSplit, place: int) -> int:
+        """That the device at `place` takes."""
+        return sum(samples * n for samples, n in self.piece_counts(split, place).items())
 
     def in_flight_samples(self, split: BatchSplit, place: int, warmup: int) -> int:
         """Most samples that a device has forwarded and not yet backwarded at that stage depth."""
@@ -280,7 +280,7 @@ def _place_bytes(cost: CostModel, draft: Draft, p: int, warmup: int, place: int)
         samples, versions = group.in_flight_samples(draft.split, place, warmup), 1
     else:
         in_flight = group.in_flight_versions(place, warmup)
-        samples = in_flight * max(group.pieces(draft.split, place))
+        samples = in_flight * max(group.piece_counts(draft.split, place), default=0)
         versions = versions_kept(cost.weights, in_flight, max(draft.warmup[0], in_flight))
     return cost.peak_bytes(*draft.units[p], samples, versions)
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from itertools import accumulate
 
 from p2ptrain.plan.cost.draft import Draft, StageGroup
-from p2ptrain.plan.types.allocation import BatchSplit, deal, sample_ranges
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 
@@ -43,7 +42,7 @@ class WorkloadShare:
         for units, group in zip(draft.units, draft.groups, strict=True):
             stage = self.units(*units, split.first_samples)
             for place, device in enumerate(group.devices):
-                parts[device] += stage * round_samples(group, split, place) / split.batch_size
+                parts[device] += stage * group.round_samples(split, place) / split.batch_size
         return parts
 
     def _running_parts(self, samples: int) -> tuple[float, ...]:
@@ -69,25 +68,6 @@ def plan_parts(plan: Plan, profile: Profile) -> dict[str, float]:
             continue
         group = StageGroup(tuple(range(len(shares))), shares, stage.allocation)
         for place, device in enumerate(stage.devices):
-            samples = round_samples(group, split, place)
+            samples = group.round_samples(split, place)
             parts[device.name] += of_model * samples / split.batch_size
     return parts
-
-
-def round_samples(group: StageGroup, split: BatchSplit, place: int) -> int:
-    """Samples of a round that the group's device at `place` computes."""
-    if len(group.devices) == 1:
-        return split.batch_size
-    if group.deals:
-        missing = split.micro_batch - split.last_samples if _deals_last(group, place) else 0
-        return group.shares[place] * split.micro_batch - missing
-    full, last = (
-        sample_ranges(group.shares, samples)[place]
-        for samples in (split.first_samples, split.last_samples)
-    )
-    return (split.micro_batches - 1) * (full[1] - full[0]) + last[1] - last[0]
-
-
-def _deals_last(group: StageGroup, place: int) -> bool:
-    """Whether that device takes the last micro-batch, which may be smaller."""
-    return deal(group.shares)[-1] == place

@@ -98,9 +98,9 @@ class OrderCuts:
             return CutTables(never, np.ones(shape), np.zeros(shape))
         seconds, trips, reduce = self._never, np.ones(shape), np.zeros(shape)
         for place, device in enumerate(group.devices):
-            pieces = [n for n in group.pieces(split, place) if n]
-            samples = max(pieces, default=1)
-            dealt = sum(pieces) / split.batch_size if group.deals else 1.0
+            samples = max(group.piece_counts(split, place), default=1)
+            part = group.round_samples(split, place) / split.batch_size
+            dealt = part if group.deals else 1.0
             own = self._seconds(device, samples) * dealt
             depth = self._depth(device, max(1.0, samples * dealt))
             if depth is not None:
@@ -108,8 +108,7 @@ class OrderCuts:
                 trips = np.maximum(trips, np.ceil(self.rounds / np.maximum(depth, 1)))
             cap = self._caps.get(device)
             if cap is not None:
-                share = sum(pieces) / split.batch_size
-                own[self._work * share > cap + ROUNDING] = np.inf
+                own[self._work * part > cap + ROUNDING] = np.inf
             seconds = np.maximum(seconds, own)
         if len(group.devices) > 1:
             fixed = cost.all_reduce_seconds(group.devices, 0, 0)

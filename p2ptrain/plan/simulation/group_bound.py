@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, task_seconds
 from p2ptrain.plan.cost.interfaces import InterfaceLoads
-from p2ptrain.plan.types.allocation import deal, max_in_window, sample_ranges
+from p2ptrain.plan.types.allocation import deal, max_in_window
 
 
 @dataclass(slots=True, eq=False)
@@ -100,23 +100,19 @@ class _GroupRound:
 
     def _lanes(self, p: int, group: StageGroup) -> list[_BoundLane]:
         split, count = self.split, self.count
-        whole, ragged = (0, split.first_samples), (0, split.last_samples)
-        if len(group.devices) == 1:
-            return [self._lane(p, group, 0, whole, ragged)]
+        ranges = zip(
+            group.ranges(split.first_samples), group.ranges(split.last_samples), strict=True
+        )
+        lanes = [self._lane(p, group, i, *of) for i, of in enumerate(ranges)]
         if not group.deals:
-            full = sample_ranges(group.shares, split.first_samples)
-            last = sample_ranges(group.shares, split.last_samples)
-            return [self._lane(p, group, i, full[i], last[i]) for i in range(len(full))]
+            return lanes
         owners = deal(group.shares)
-        lanes = []
-        for place in range(len(group.devices)):
-            lane = self._lane(p, group, place, whole, ragged)
+        for place, lane in enumerate(lanes):
             lane.owners = owners
             lane.has_last = owners[-1] == place
             lane.pieces = group.shares[place] - lane.has_last
             lane.first = owners.index(place)
             lane.final = count - 1 - owners[::-1].index(place)
-            lanes.append(lane)
         return lanes
 
     def _lane(

@@ -25,7 +25,7 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.simulation.engine import FEED, Deferred, Engine, Lane, TransferRoute
 from p2ptrain.plan.simulation.overlapped_round import steady_engine
-from p2ptrain.plan.types.allocation import deal, sample_ranges
+from p2ptrain.plan.types.allocation import deal
 from p2ptrain.plan.types.plan import Direction
 from p2ptrain.plan.types.schedule import one_f_one_b
 
@@ -119,25 +119,17 @@ class LaneBuilder:
     def _parts(self, p: int, number: int) -> list[LanePart]:
         group, split = self.draft.groups[p], self.split
         tasks = stage_tasks(self.count, self.draft.warmup[p])
-        full, last = (0, split.first_samples), (0, split.last_samples)
-        if len(group.devices) == 1:
-            return [LanePart(number, p, group.devices[0], full, last, tasks)]
+        full, last = group.ranges(split.first_samples), group.ranges(split.last_samples)
         if group.deals:
-            owners = deal(group.shares)
-            dealt = _dealt_tasks(group.shares, self.draft.warmup[p])
+            owners, dealt = deal(group.shares), _dealt_tasks(group.shares, self.draft.warmup[p])
             return [
-                LanePart(number + i, p, device, full, last, dealt[i], owners)
+                LanePart(number + i, p, device, full[i], last[i], dealt[i], owners)
                 for i, device in enumerate(group.devices)
             ]
-        full_ranges = sample_ranges(group.shares, split.first_samples)
-        last_ranges = sample_ranges(group.shares, split.last_samples)
         return [
-            LanePart(number + i, p, device, full_ranges[i], last_ranges[i], tasks)
-            if size_of(last_ranges[i])
-            else LanePart(
-                number + i, p, device, full_ranges[i], last_ranges[i], self._but_last(tasks)
-            )
+            LanePart(number + i, p, device, full[i], last[i], own)
             for i, device in enumerate(group.devices)
+            for own in [tasks if size_of(last[i]) else self._but_last(tasks)]
         ]
 
     def _but_last(self, tasks: Sequence[int]) -> tuple[int, ...]:

@@ -307,11 +307,10 @@ def _feed_others(cost: CostModel, draft: Draft, lanes: Sequence[Lane]) -> None:
     counted = 0.0
     for group, units in zip(draft.groups, draft.units, strict=True):
         if cost.holder in group.devices:
-            pieces = group.pieces(draft.split, group.devices.index(cost.holder))
+            pieces = group.piece_counts(draft.split, group.devices.index(cost.holder))
             counted += sum(
-                cost.overlap.feed_seconds(cost.holder, *units, samples)
-                for samples in pieces
-                if samples
+                count * cost.overlap.feed_seconds(cost.holder, *units, samples)
+                for samples, count in pieces.items()
             )
     last = _fed(cost, draft, -1)
     ends = (
@@ -330,15 +329,12 @@ def _feed_others(cost: CostModel, draft: Draft, lanes: Sequence[Lane]) -> None:
 
 def _fed(cost: CostModel, draft: Draft, p: int) -> HolderFeed:
     """Pieces and samples of stage p that are not the holder's own."""
-    group = draft.groups[p]
-    pieces = [
-        samples
-        for place, device in enumerate(group.devices)
-        if device != cost.holder
-        for samples in group.pieces(draft.split, place)
-        if samples
-    ]
-    return HolderFeed(len(pieces), sum(pieces))
+    group, pieces, samples = draft.groups[p], 0, 0
+    for place, device in enumerate(group.devices):
+        if device != cost.holder:
+            pieces += sum(group.piece_counts(draft.split, place).values())
+            samples += group.round_samples(draft.split, place)
+    return HolderFeed(pieces, samples)
 
 
 def _prefetch(lane: Lane) -> None:

@@ -18,7 +18,7 @@ from itertools import product
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, device_loads
 from p2ptrain.plan.simulation.group_bound import round_interfaces
-from p2ptrain.plan.types.allocation import deal, sample_ranges
+from p2ptrain.plan.types.allocation import deal
 
 
 def steady_bound(cost: CostModel, draft: Draft) -> float:
@@ -35,16 +35,15 @@ def steady_bound(cost: CostModel, draft: Draft) -> float:
 def _parts(draft: Draft, p: int) -> Iterator[tuple[int, int, float]]:
     """(device, samples of a mini-batch it has a part in, part of all mini-batches), by place."""
     group, split = draft.groups[p], draft.split
-    whole = len(group.devices) == 1 or group.deals
-    for device, share in zip(group.devices, group.shares, strict=True):
-        samples = split.first_samples if whole else share
-        yield device, samples, share / split.micro_batches if group.deals else 1.0
+    ranges = group.ranges(split.first_samples)
+    for device, share, (first, end) in zip(group.devices, group.shares, ranges, strict=True):
+        yield device, end - first, share / split.micro_batches if group.deals else 1.0
 
 
 def _common_samples(draft: Draft, p: int) -> Iterator[tuple[int, int, int, float]]:
     """(sender, receiver, samples, part of all mini-batches) between stage p and the next one."""
     pair = draft.groups[p : p + 2]
-    ranges = [_ranges(group, draft.split.first_samples) for group in pair]
+    ranges = [group.ranges(draft.split.first_samples) for group in pair]
     owners = [deal(group.shares) if group.deals else None for group in pair]
     window = range(draft.split.micro_batches)
     for places in product(*(range(len(group.devices)) for group in pair)):
@@ -57,12 +56,6 @@ def _common_samples(draft: Draft, p: int) -> Iterator[tuple[int, int, int, float
         if samples > 0 and met:
             sender, receiver = (pair[k].devices[places[k]] for k in (0, 1))
             yield sender, receiver, samples, met / len(window)
-
-
-def _ranges(group: StageGroup, samples: int) -> tuple[tuple[int, int], ...]:
-    if len(group.devices) == 1 or group.deals:
-        return ((0, samples),) * len(group.devices)
-    return sample_ranges(group.shares, samples)
 
 
 def _trip_paces(cost: CostModel, draft: Draft) -> Iterator[float]:

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import StageGroup, alone, place_seconds
-from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit, sample_ranges
+from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import REFERENCE, Overheads
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.tiling.planning.tiled_pipeline import Passes, TrailingPipeline, pipeline_seconds
@@ -91,12 +91,9 @@ class TilingSetting:
     def takers(self, group: StageGroup) -> list[Taker]:
         """The devices of the first stage behind the tiles, with what they have of a micro-batch."""
         samples = self.split.first_samples
-        if len(group.devices) == 1 or group.deals:
-            return [Taker(self.tile_device(device)) for device in group.devices]
-        ranges = sample_ranges(group.shares, samples)
         return [
             Taker(self.tile_device(device), (end - first) / samples)
-            for device, (first, end) in zip(group.devices, ranges, strict=True)
+            for device, (first, end) in zip(group.devices, group.ranges(samples), strict=True)
         ]
 
     def slowdown(self, device: int) -> float:

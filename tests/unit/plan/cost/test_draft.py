@@ -97,5 +97,5 @@ def test_pieces_are_counted_without_listing_them(
     split = BatchSplit((count - 1) * micro_batch + last, micro_batch)
     group = StageGroup(tuple(range(len(shares))), tuple(shares), allocation)
     for place in range(len(shares)):
-        listed = Counter(piece for piece in group.pieces(split, place) if piece)
+        listed = Counter(piece for piece in planning_examples.pieces(group, split, place) if piece)
         assert group.piece_counts(split, place) == dict(listed)

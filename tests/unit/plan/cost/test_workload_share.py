@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.plan.cost.draft import Draft, StageGroup
-from p2ptrain.plan.cost.workload_share import WorkloadShare, round_samples
+from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
@@ -79,6 +79,6 @@ def test_the_closed_form_is_what_the_pieces_sum_to(
     borders = [0, *sorted(random.sample(range(1, total), count - 1)), total]
     shares = tuple(b - a for a, b in pairwise(borders))
     group = StageGroup(tuple(range(count)), shares, allocation)
-    parts = [round_samples(group, split, place) for place in range(count)]
-    assert parts == [sum(group.pieces(split, place)) for place in range(count)]
+    parts = [group.round_samples(split, place) for place in range(count)]
+    assert parts == [sum(planning_examples.pieces(group, split, place)) for place in range(count)]
     assert sum(parts) == batch_size

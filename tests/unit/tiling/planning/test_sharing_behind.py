@@ -158,7 +158,7 @@ def as_tiles(cost: CostModel, draft: Draft) -> Passes:
     forward, backward = cost.stage_seconds(0, *draft.units[0], split.first_samples)
     there, back = [], []
     for place, device in enumerate(group.devices):
-        samples = split.first_samples if group.deals else max(group.pieces(split, place))
+        samples = split.first_samples if group.deals else max(group.piece_counts(split, place))
         size = samples * cost.cut_bytes(draft.borders[1])
         for ways, link in ((there, cost.link(0, device)), (back, cost.link(device, 0))):
             ways.append(Passage(((0, size / link.bytes_per_s),), link.latency_s))
@@ -223,7 +223,7 @@ def test_each_device_computes_and_holds_what_is_its_own(
     for place, name in enumerate(("d2", "d3")):
         samples = group.in_flight_samples(SHARED, place, 2)
         assert found.peak_bytes[name] == cost.peak_bytes(*units, samples)
-        done = sum(group.pieces(SHARED, place)) / SHARED.batch_size
+        done = group.round_samples(SHARED, place) / SHARED.batch_size
         assert found.busy_seconds[name] == pytest.approx(done * together)
     for (_, device), work in round_work(cost, plan).items():
         assert work.computing == pytest.approx(found.busy_seconds[cost.name(device)])

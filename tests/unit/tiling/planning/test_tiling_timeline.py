@@ -15,6 +15,7 @@ from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.timeline import TimelineEntry
 from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
+from tests.support.planning_examples import pieces as pieces_of
 from tests.unit.tiling.planning.test_ends import house, tiled
 from tests.unit.tiling.planning.test_sharing_behind import DEALING, DIVIDING, shared
 from tests.unit.tiling.planning.test_tiled_plan import profile
@@ -92,7 +93,7 @@ def test_devices_that_share_a_stage_have_bars_of_what_is_their_own(plan: Plan) -
     group = group_of(CostModel(NET, DEVICES), behind)
     for place, device in enumerate(behind.devices):
         own = [bar for bar in bars if (bar.device, bar.stage) == (device.name, 1)]
-        pieces = {m for m, samples in enumerate(group.pieces(split, place)) if samples}
+        pieces = {m for m, samples in enumerate(pieces_of(group, split, place)) if samples}
         got = {
             sender.name: {
                 bar.micro_batch
