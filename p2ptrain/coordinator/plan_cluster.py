@@ -24,9 +24,8 @@ from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.plan.mode_choice import choose_mode
 from p2ptrain.plan.pinned_units import PinnedUnits
 from p2ptrain.plan.prediction_bias import PlanMaker, bias_checked_change, bias_checked_plan
-from p2ptrain.plan.replan.baselines import respipe
 from p2ptrain.plan.replan.light_search import THOROUGH
-from p2ptrain.plan.replan.replan import replan, request_for_same_plan
+from p2ptrain.plan.replan.replan import replan, request_for_same_plan, respipe
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
-from math import isfinite, perm
+from math import isfinite
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, UnplacedGroup, draft_groups, peak_bytes
@@ -42,17 +42,11 @@ MAX_FINE_PLACES = 44
 MAX_SPARE = 4
 """Unused devices considered, fastest first."""
 
-MAX_ENUMERATED = 330
-"""Orders that are all valued: every order of every set of five devices is 325."""
-
 PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
 """Of a private plan's last stage, which shares its device's time with the first."""
 
 WORTH_DEPTHS = 1.02
 """A round this little above its bound is not tried with other depths."""
-
-MAX_SHIFTS = 60
-"""Moved borders bounded for one draft, about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +62,6 @@ class ReplanEffort:
         exact_elements: of those that cut the best orders anywhere.
         finalists: orders of which drafts are made.
         looks: orders whose neighbours are looked at.
-        climbed: drafts whose borders are moved by bound.
     """
 
     search_tasks: int
@@ -78,7 +71,6 @@ class ReplanEffort:
     exact_elements: int
     finalists: int
     looks: int = 4
-    climbed: int = 1
 
 
 STRAIGHT = ReplanEffort(1500, 1500, 600, 1_200_000, 250_000, 6, looks=6)
@@ -86,7 +78,7 @@ STRAIGHT = ReplanEffort(1500, 1500, 600, 1_200_000, 250_000, 6, looks=6)
 GROUPED = ReplanEffort(1200, 700, 600, 1_500_000, 200_000, 4, looks=8)
 """Groups cost more to bound and to simulate."""
 
-THOROUGH = ReplanEffort(20_000, 4000, 2000, 3_000_000, 1_000_000, 20, looks=8, climbed=6)
+THOROUGH = ReplanEffort(20_000, 4000, 2000, 3_000_000, 1_000_000, 20, looks=8)
 """Two to four times as long, where there is no hurry: a join or drift."""
 
 
@@ -140,7 +132,6 @@ class LightSearch:
         """The draft chosen; None where none was found that fits."""
         orders = self._orders()
         drafts = self._solved(orders)
-        drafts = [*self._climbed(drafts), *drafts]
         old = [self._old] if self._old is not None and self._is_allowed(self._old) else []
         fastest = self._fastest(drafts, self._simulated(old[0]) if old else None)
         if fastest is None:
@@ -190,14 +181,13 @@ class LightSearch:
     def _orders(self) -> list[Order]:
         """The best orders near the old one by value, best first; the old one is among them.
 
-        Of few devices every straight order; then the neighbours of the best, of the next best, and
-        so on while the budget lasts.
+        Looked at are neighbours of the best, of the next best, and so on while the budget lasts.
         """
         values: dict[Order, float] = {}
-        start = self._base or next(self._reshaper.straight(self.allowed), ())
+        start = self._base or self._least_order()
         if not start:
             return []
-        self._value([start, *self._few()], values)
+        self._value([start], values)
         room, looked_at = self._effort.most_elements, set[Order]()
         for _ in range(self._effort.looks):
             left = [order for order in values if order not in looked_at]
@@ -215,13 +205,14 @@ class LightSearch:
         ranked = sorted(values, key=lambda order: values[order])[:most]
         return list(dict.fromkeys((*ranked, start)))
 
-    def _few(self) -> list[Order]:
-        """All straight orders, if there are not many."""
-        inner = len(self.allowed) - self.private
-        count = sum(perm(inner, members) for members in range(1, inner + 1))
-        if count * len(self._weights) > MAX_ENUMERATED:
-            return []
-        return list(self._reshaper.straight(self.allowed))
+    def _least_order(self) -> Order:
+        """The devices that must have a part, one a stage; else any one."""
+        ends = (UnplacedGroup((self.cost.holder,)),) if self.private else ()
+        inner = [d for d in self.allowed if not (self.private and d == self.cost.holder)]
+        needed = [d for d in inner if d in self._required] or ([] if ends else inner[:1])
+        if not needed:
+            return ends
+        return (*ends, *(UnplacedGroup((device,)) for device in needed), *ends)
 
     def _spare(self, order: Order) -> list[int]:
         """Devices that could be taken in, fastest first."""
@@ -286,31 +277,7 @@ class LightSearch:
         usual = draft_groups(self.cost, self.split, borders, groups)
         if usual is None or not self._is_allowed(usual):
             return []
-        return [usual, *self.judge.deepened(usual), *self._doubled(usual)]
-
-    def _doubled(self, usual: Draft) -> list[Draft]:
-        """Twice the usual depths where stages deal: bounds do not tell that this often pays."""
-        if not any(group.deals for group in usual.groups):
-            return []
-        wanted = [min(2 * k, self.split.micro_batches) for k in usual.warmup]
-        draft = draft_groups(self.cost, self.split, usual.borders, usual.groups, wanted)
-        return [draft] if draft is not None and draft != usual else []
-
-    def _climbed(self, drafts: Sequence[Draft]) -> list[Draft]:
-        """The best drafts by bound, their borders moved as long as the bound falls."""
-        climbed = []
-        for start in sorted(drafts, key=self.judge.bound)[: self._effort.climbed]:
-            best, tried = start, 0
-            while tried < MAX_SHIFTS:
-                near = [self._shifted(best, borders) for borders in shifts(best.borders)]
-                tried += len(near)
-                better = min((d for d in near if d), key=self.judge.bound, default=best)
-                if self.judge.bound(better) >= self.judge.bound(best):
-                    break
-                best = better
-            if best is not start:
-                climbed.append(best)
-        return climbed
+        return [usual, *self.judge.deepened(usual)]
 
     def _shifted(self, draft: Draft, borders: tuple[int, ...]) -> Draft | None:
         """The same devices with other borders and, where they share, other shares."""

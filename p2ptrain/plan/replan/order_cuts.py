@@ -99,8 +99,8 @@ class OrderCuts:
         seconds, trips, reduce = self._never, np.ones(shape), np.zeros(shape)
         for place, device in enumerate(group.devices):
             samples = max(group.piece_counts(split, place), default=1)
-            part = group.round_samples(split, place) / split.batch_size
-            dealt = part if group.deals else 1.0
+            taken = group.round_samples(split, place) / split.batch_size
+            dealt = taken if group.deals else 1.0
             own = self._seconds(device, samples) * dealt
             depth = self._depth(device, max(1.0, samples * dealt))
             if depth is not None:
@@ -108,7 +108,7 @@ class OrderCuts:
                 trips = np.maximum(trips, np.ceil(self.rounds / np.maximum(depth, 1)))
             cap = self._caps.get(device)
             if cap is not None:
-                own[self._work * part > cap + ROUNDING] = np.inf
+                own[self._work * taken > cap + ROUNDING] = np.inf
             seconds = np.maximum(seconds, own)
         if len(group.devices) > 1:
             fixed = cost.all_reduce_seconds(group.devices, 0, 0)

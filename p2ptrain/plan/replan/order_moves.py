@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice, permutations
+from itertools import islice
 
 from p2ptrain.plan.cost.draft import UnplacedGroup
 from p2ptrain.plan.replan.order_cuts import Order
@@ -39,18 +39,6 @@ class Reshaper:
         changes = (one for one in self._changes(order, spare) if self._is_possible(one))
         unique = dict.fromkeys((order, *islice(changes, 4 * most)))
         return list(islice(unique, most + 1))
-
-    def straight(self, devices: Sequence[int]) -> Iterator[Order]:
-        """Every order of every set of `devices`, one device a stage."""
-        ends = (UnplacedGroup((self.holder,)),) if self.private else ()
-        inner = [device for device in devices if not (self.private and device == self.holder)]
-        if ends and self._is_possible(ends):
-            yield ends
-        for count in range(1, min(len(inner), self.most_stages - 2 * len(ends)) + 1):
-            for chosen in permutations(inner, count):
-                order = (*ends, *(UnplacedGroup((device,)) for device in chosen), *ends)
-                if self._is_possible(order):
-                    yield order
 
     def _is_possible(self, order: Order) -> bool:
         used = [device for part in order for device in part.devices]

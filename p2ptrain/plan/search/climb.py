@@ -9,7 +9,7 @@ from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.problem.device_orders import whole_seconds
 from p2ptrain.plan.problem.judge import WORTH, Judge, Judged
 from p2ptrain.plan.problem.micro_batch_sizes import neighbouring_splits
-from p2ptrain.plan.search.fine_moves import fine_changes, many_depths, other_depths
+from p2ptrain.plan.search.fine_moves import fine_changes, other_depths
 from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.search.structure_moves import coarse_changes
 
@@ -43,11 +43,6 @@ def climb_fine(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int
             break
         best = better
     return best
-
-
-def try_depths(judge: Judge, best: Judged, reserve_tasks: int) -> Judged:
-    """The best of many combinations of depths; deeper ones must be worth their memory."""
-    return _best_of_depths(judge, best, many_depths(judge.cost, best.draft), reserve_tasks)
 
 
 def climb_sizes(judge: Judge, drafter: Drafter, start: Judged, least_piece: int) -> Judged:

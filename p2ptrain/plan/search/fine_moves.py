@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import combinations_with_replacement, permutations
-from math import comb
+from itertools import permutations
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, usual_depths
@@ -13,12 +12,6 @@ from p2ptrain.plan.problem.question import Question
 
 MAX_PERMUTED = 3
 """Devices of a group whose orders are all tried."""
-
-DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 24, 32)
-"""Warm-up depths that are combined."""
-
-MAX_DEPTHS = 220
-"""Combinations of depths; fewer values where there would be more."""
 
 MAX_LEVELLED = 6
 """Stages up to which one stage's depth takes its neighbours along."""
@@ -69,18 +62,6 @@ def deeper(cost: CostModel, draft: Draft) -> Iterator[Draft]:
     for wanted in dict.fromkeys(wanted_depths):
         changed = draft_groups(cost, draft.split, draft.borders, draft.groups, wanted)
         if changed is not None and changed.warmup != draft.warmup:
-            yield changed
-
-
-def many_depths(cost: CostModel, draft: Draft) -> Iterator[Draft]:
-    """The same layout with all depths from a few values: the way to better ones is not smooth."""
-    count, stages = draft.split.micro_batches, len(draft.groups)
-    values = sorted({min(value, count) for value in DEPTHS} | {count})
-    while comb(len(values) + stages - 1, stages) > MAX_DEPTHS:
-        values.remove(values[-2] if len(values) > 2 else values[0])
-    for depths in combinations_with_replacement(reversed(values), stages):
-        changed = draft_groups(cost, draft.split, draft.borders, draft.groups, depths)
-        if changed is not None and changed.warmup == depths:
             yield changed
 
 

@@ -14,7 +14,7 @@ from itertools import islice
 from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.search.climb import climb_coarse, climb_sizes, try_depths
+from p2ptrain.plan.search.climb import climb_coarse, climb_sizes
 from p2ptrain.plan.search.fine_moves import deeper
 from p2ptrain.plan.search.segments import promising_splits, segment_candidates
 from p2ptrain.plan.search.shares import Drafter
@@ -78,7 +78,6 @@ class PipelineSearch:
                 best = climbed
         if best is None:
             return None
-        best = try_depths(self.judge, best, left // 2)
         if self.question.least_piece is None or self._size > MAX_RESIZED:
             return best
         return climb_sizes(self.judge, self.drafter, best, self.question.least_piece)

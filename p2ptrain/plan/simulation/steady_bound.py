@@ -17,7 +17,7 @@ from itertools import product
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, device_loads
-from p2ptrain.plan.simulation.group_bound import round_interfaces
+from p2ptrain.plan.simulation.bound import round_interfaces
 from p2ptrain.plan.types.allocation import deal
 
 

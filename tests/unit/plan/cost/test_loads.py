@@ -7,7 +7,7 @@ import pytest
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import device_loads, message_seconds, place_seconds
 from p2ptrain.plan.cost.interfaces import InterfaceLoads
-from p2ptrain.plan.simulation.group_bound import round_interfaces
+from p2ptrain.plan.simulation.bound import round_interfaces
 from p2ptrain.plan.simulation.simulate import draft_of, simulate
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support.planning_examples import household, quick_request

@@ -13,13 +13,11 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.workload_share import WorkloadShare
-from p2ptrain.plan.replan.baselines import respipe
 from p2ptrain.plan.replan.migration import PAUSE_TOLERANCE
-from p2ptrain.plan.replan.order_moves import Reshaper
-from p2ptrain.plan.replan.replan import Replanned, living_cluster, replan
+from p2ptrain.plan.replan.replan import Replanned, living_cluster, replan, respipe
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.simulation.simulate import draft_of
-from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile
@@ -299,12 +297,3 @@ def test_a_plan_that_was_not_private_becomes_so() -> None:
     private = replace(REQUEST, private=True)
     found = replan(TWELVE, three(), thirds(), private, planner=make_plan)
     check_plan(found.plan, TWELVE, three(), private=True)
-
-
-@pytest.mark.parametrize("private", [False, True])
-def test_orders_have_no_more_stages_than_there_are_units(*, private: bool) -> None:
-    """Those of twenty devices are more than can ever be listed."""
-    reshaper = Reshaper(frozenset(), private, EVERY_ALLOCATION, most_stages=3, holder=0)
-    orders = list(reshaper.straight(range(20)))
-    assert max(map(len, orders)) == 3
-    assert len(orders) == (20 if private else 20 + 20 * 19 + 20 * 19 * 18)
