@@ -209,6 +209,7 @@ class NetworkMesh:
             dial=self._dial,
             on_up=self._on_up,
             on_lost=self._on_lost,
+            on_replaced=lambda peer_id: self._notify(LinkLost(peer_id, "another one replaced it")),
             on_not_paired=lambda peer_id: self.household_trust.refused_us(peer_id),
             on_copied=lambda peer_id, where: self._copies.suspected(peer_id, where),
             times=config.times,

@@ -81,6 +81,7 @@ class Connections:
         dial: Dial,
         on_up: Callable[[str, Hello], None],
         on_lost: Callable[[str, bool], None],
+        on_replaced: Callable[[str], None],
         on_not_paired: Callable[[str], None],
         on_copied: Callable[[str, Sequence[Address]], None],
         times: ConnectionTimes | None = None,
@@ -95,6 +96,7 @@ class Connections:
             on_up: (peer id, its hello) a link is up.
             on_lost: (peer id, whether a redial was refused) the last link is gone; may come twice,
                 the second time with True.
+            on_replaced: (peer id) a link has ended because the one that comes up replaces it.
             on_not_paired: (peer id) a device that we trust does not trust us.
             on_copied: (peer id, where) it says that an older process there has our identity.
         """
@@ -109,6 +111,7 @@ class Connections:
         self._dial = dial
         self._on_up = on_up
         self._on_lost = on_lost
+        self._on_replaced = on_replaced
         self._on_not_paired = on_not_paired
         self._on_copied = on_copied
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="p2ptrain-lz4")
@@ -119,7 +122,7 @@ class Connections:
             dial,
             self.dial,
             self._paths,
-            leave_after_seconds=lambda peer: self._times.ask_old_seconds if self_id > peer else 0.0,
+            answers=self._answers_on_path,
         )
         self._peers: dict[str, KnownPeer] = {}
         # In the order in which they were made, each with what ends it if it stays silent.
@@ -311,11 +314,7 @@ class Connections:
     async def _ask_old(self, old: PeerLink, hello: Hello) -> LinkDecision:
         """Whether the process connected so far, at the end of `old`, still answers."""
         before = old.theirs_now()
-        try:
-            async with asyncio.timeout(self._times.ask_old_seconds):
-                ping = Message(PING_KIND)
-                await self._router.call(old.peer_id, ping, timeout_seconds=TIMEOUT_SECONDS)
-        except (Error, TimeoutError):  # a peer's answer may name any error of ours
+        if not await self._answers(old.peer_id, self._times.ask_old_seconds):
             return LinkDecision(LinkAction.ACCEPT, "its earlier process does not answer")
         if before is None or self.link(old.peer_id) is not old:
             return LinkDecision(LinkAction.ACCEPT, "its earlier process is gone")
@@ -323,6 +322,21 @@ class Connections:
         if decision.action is LinkAction.ACCEPT:
             await _send_last(old, refused(LinkRefusal.COPIED, hello))
         return decision
+
+    async def _answers_on_path(self, peer_id: str) -> bool:
+        times = self._times
+        waits = self._self_id > peer_id
+        return await self._answers(peer_id, times.ask_old_seconds if waits else times.path_seconds)
+
+    async def _answers(self, peer_id: str, seconds: float) -> bool:
+        """Whether it answers over its link so soon."""
+        try:
+            async with asyncio.timeout(seconds):
+                ping = Message(PING_KIND)
+                await self._router.call(peer_id, ping, timeout_seconds=TIMEOUT_SECONDS)
+        except (Error, TimeoutError):  # a peer's answer may name any error of ours
+            return False
+        return True
 
     async def _act(self, link: PeerLink, hello: Hello, own: Hello, decision: LinkDecision) -> None:
         log.debug("hello", peer=link.peer_id[:16], action=decision.action.name, why=decision.reason)
@@ -354,7 +368,7 @@ class Connections:
         old, peer.current = peer.current, None
         if old is not None:
             self._router.lost(old.peer_id, f"the link to {_name(old)} was replaced")
-            self._on_lost(old.peer_id, False)
+            self._on_replaced(old.peer_id)
             old.link.abort(reason)
 
     def _establish(self, peer: KnownPeer, link: PeerLink, hello: Hello) -> None:

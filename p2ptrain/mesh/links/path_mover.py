@@ -74,20 +74,21 @@ class PathMover:
         dial: Dial,
         redial: Redial,
         config: PathConfig,
-        leave_after_seconds: Callable[[str], float],
+        answers: Callable[[str], Awaitable[bool]],
     ) -> None:
         """Nothing is measured before `measure`.
 
         Args:
             dial: for connections that only measure.
             redial: for the new link.
-            leave_after_seconds: by peer id; both sides may see a path die, so one of them waits.
+            answers: (peer id) whether it answers over its link; both sides may see a path die, so
+                one of them waits for longer.
         """
         self._tasks = tasks
         self._dial = dial
         self._redial = redial
         self._config = config
-        self._leave_after_seconds = leave_after_seconds
+        self._answers = answers
 
     def measure(self, peer_id: str, peer: KnownPeer) -> None:
         """Measure the device's paths in a task, unless one is at work already."""
@@ -96,7 +97,7 @@ class PathMover:
             self._tasks.spawn(self._look_at_paths(peer_id, peer), "measure paths")
 
     def leave(self, peer_id: str, peer: KnownPeer) -> None:
-        """Move a silent device's link to any other path in a task."""
+        """Move a device's link to any other path in a task, unless it answers over that link."""
         if peer.current is not None and not peer.moving and peer.elsewhere():
             peer.moving = True
             self._tasks.spawn(self._leave_path(peer_id, peer, peer.current), "another path")
@@ -142,8 +143,7 @@ class PathMover:
 
     async def _leave_path(self, peer_id: str, peer: KnownPeer, link: PeerLink) -> None:
         try:
-            await asyncio.sleep(self._leave_after_seconds(peer_id))
-            if peer.current is link:
+            if not await self._answers(peer_id) and peer.current is link:
                 await self._move(peer_id, link, peer.elsewhere())
         finally:
             peer.moving = False

@@ -53,12 +53,15 @@ class ConnectionTimes:
             dials rarely cross. Raise: slower where only it can dial.
         ask_old_seconds: for an answer over an old link when a new process shows up. Raise:
             slower restarts. Lower: a frozen process loses its identity to a copy.
+        path_seconds: for an answer of a suspected device, before its link moves to another path;
+            the device of the greater id waits `ask_old_seconds`. Lower: links move under load.
         goodbye_seconds: to send what is queued on a link that is stuck, when leaving.
     """
 
     hello_seconds: float = 5.0
     crossing_seconds: float = 0.05
     ask_old_seconds: float = 1.0
+    path_seconds: float = 0.3
     goodbye_seconds: float = 1.0
 
 

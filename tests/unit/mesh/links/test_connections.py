@@ -21,12 +21,14 @@ from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.links.connections import WAITING_LIMIT, Connections
 from p2ptrain.mesh.links.hello import HELLO_KIND, Hello, to_message
-from p2ptrain.mesh.links.paths import MakeLink
+from p2ptrain.mesh.links.path_mover import KnownPeer, PathMover
+from p2ptrain.mesh.links.paths import MakeLink, PathConfig, PathSchedule
 from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message, Priority
+from p2ptrain.net.transport.dial import Backoff
 from tests.support.links import Inbox
 from tests.support.memory_links import connect
 
@@ -64,6 +66,7 @@ class Home:
             dial=self.dial,
             on_up=lambda peer, _hello: self.up.append(peer),
             on_lost=lambda _peer, _refused: None,
+            on_replaced=lambda _peer: None,
             on_not_paired=lambda _peer: None,
             on_copied=lambda _peer, _where: None,
         )
@@ -169,3 +172,38 @@ async def test_a_dial_that_breaks_costs_that_dial_only(error: Exception) -> None
         await home.dialled_by(inbox).send(to_message(THEIRS))
         await inbox.count(1)
         assert home.up == [PEER]
+
+
+class Moves:
+    """Where a mover has dialled a device that has two addresses and a link over the first."""
+
+    def __init__(self, tasks: TaskScope, *, answers: bool) -> None:
+        self.dialled: list[Sequence[Address]] = []
+        self.asked = asyncio.Event()
+        link: Any = SimpleNamespace(
+            theirs=THEIRS, link=SimpleNamespace(ends=lambda: ("10.0.0.1", "10.0.0.2"))
+        )
+        self.peer = KnownPeer(Backoff(Random(1)), PathSchedule(PathConfig()), current=link)
+        self.peer.addresses.prove([("10.0.0.2", 4000), ("10.1.0.2", 4000)])
+
+        async def answered(_peer: str) -> bool:
+            self.asked.set()
+            return answers
+
+        async def redial(_peer: str, addresses: Sequence[Address], _link: object) -> None:
+            self.dialled.append(addresses)
+
+        dial: Any = None
+        self.mover = PathMover(tasks, dial, redial, PathConfig(), answered)
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_suspected_device_is_dialled_over_another_path_if_its_link_is_silent(
+    answers: bool,
+) -> None:
+    """Others may suspect it, and a moved link is one more sign of trouble to them."""
+    async with TaskScope() as tasks:
+        moves = Moves(tasks, answers=answers)
+        moves.mover.leave(PEER, moves.peer)
+        await moves.asked.wait()
+    assert moves.dialled == ([] if answers else [[("10.1.0.2", 4000)]])
