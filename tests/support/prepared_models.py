@@ -27,8 +27,13 @@ class Prepared:
         return len(self.model.description.units)
 
 
-_NEVER_EVALUATED = ("mobilenet_v2", "mixtral", "swin")
-"""Their evaluation takes seconds to capture; `resnet`, `llama` and `vit` stand for them."""
+EVALUATED = (
+    *("mlp", "cnn", "gpt", "two_inputs", "named_inputs", "frozen", "inner_structures"),
+    *("reassigned_buffer", "codebook", "in_place", "shared_layer", "constant_parts", "views"),
+    *("bounded_embedding", "outputs_with_constants", "recurrent", "attention"),
+    *("normalised_weights", "channels_last", "resnet", "llama", "vit"),
+)
+"""Others compute in evaluation mode as in training, or as one of these does."""
 
 Get = Callable[..., Prepared]
 """What the fixture `prepared` gives."""
@@ -43,7 +48,9 @@ def prepare(name: str, dtype: torch.dtype = torch.float32) -> Prepared:
         else:
             made = zoo.make(name, samples=stage_pipeline.BATCH, dtype=dtype)
         plain = stage_pipeline.plain_step(made)
-        model = stage_pipeline.captured(made, evaluation=name not in _NEVER_EVALUATED)
+        model = stage_pipeline.captured(
+            made, evaluation=name in EVALUATED and dtype == torch.float32
+        )
         _PREPARED[name, dtype] = Prepared(made, model, plain)
     return _PREPARED[name, dtype]
 

@@ -45,7 +45,7 @@ def assert_same(plain: Result, ours: Result) -> None:
         assert torch.equal(ours.state[name], plain.state[name]), name
 
 
-def captured(made: zoo.Made, *, evaluation: bool = True) -> Captured:
+def captured(made: zoo.Made, *, evaluation: bool = False) -> Captured:
     """The zoo's model, captured with its first three samples; evaluating takes as long again."""
     return capture(made.model, made.loss, stack(made.data[:3]), evaluation=evaluation)
 

@@ -107,7 +107,7 @@ def _losses(output: Tensor, target: Tensor) -> Tensor:
 
 def test_they_compute_and_learn_as_in_plain_torch() -> None:
     model = _All()
-    captured = capture(model, _losses, _EXAMPLE)
+    captured = capture(model, _losses, _EXAMPLE, evaluation=False)
     units = len(captured.description.units)
     stage = Stage(captured.description, 0, units, captured.state())
     (loss,) = stage.forward(0, [_EXAMPLE[0]], [_EXAMPLE[1]])
@@ -144,7 +144,7 @@ class _Pooled(nn.Module):
     ],
 )
 def test_what_it_draws_follows_from_the_seed(model: nn.Module) -> None:
-    captured = capture(model, mse_loss, _EXAMPLE)
+    captured = capture(model, mse_loss, _EXAMPLE, evaluation=False)
     assert any(draws_random_numbers(node) for node in captured.description.train.nodes)
     units = len(captured.description.units)
     stage = Stage(captured.description, 0, units, captured.state())

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.utils._pytree import tree_leaves
+from torch.utils import _pytree as pytree
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.capture import capture
@@ -88,7 +88,8 @@ def test_a_loss_that_needs_many_samples_is_computed_in_evaluation_too() -> None:
 
 
 def _anything(output: Any, target: Tensor) -> Tensor:
-    return tree_leaves(output)[0].sum()
+    leaf: Tensor = pytree.tree_leaves(output)[0]
+    return leaf.sum()
 
 
 def _decides(x: Tensor) -> Tensor:

@@ -75,7 +75,7 @@ def test_it_trains_to_plain_torchs_bits(
         rows = [(torch.randint(40, (_TOKENS,)), torch.arange(_TOKENS) % 6) for _ in range(8)]
     data = [((words, numbers), words.roll(-1)) for words, numbers in rows]
     made = zoo.Made("numbered", model, data, _next_token)
-    captured = stage_pipeline.captured(made, evaluation=False)
+    captured = stage_pipeline.captured(made)
     units = range(len(captured.description.units) + 1)
     assert_same(
         stage_pipeline.plain_step(made), stage_pipeline.pipeline_step(made, captured, units)

@@ -86,7 +86,7 @@ def _plain(loss: Loss) -> list[float]:
 
 def _captured(loss: Loss) -> list[float]:
     model = _model()
-    captured = capture(model, loss, _BATCHES[0])
+    captured = capture(model, loss, _BATCHES[0], evaluation=False)
     stage = Stage(captured.description, 0, len(captured.description.units), captured.state())
 
     def run(x: Tensor, y: Tensor) -> float:

@@ -323,7 +323,7 @@ def _made(f: Callable[[Model, Tensor], Any], loss: Any = mse_loss) -> Made:
     return Made("own", Model(f), data, loss)
 
 
-def _received(made: Made, *, evaluation: bool = True) -> Captured:
+def _received(made: Made, *, evaluation: bool = False) -> Captured:
     """Captured, with the description as a device reads it."""
     model = stage_pipeline.captured(made, evaluation=evaluation)
     sent = model.description
@@ -336,7 +336,7 @@ def _received(made: Made, *, evaluation: bool = True) -> Captured:
 def test_every_unit_a_stage_and_one_stage_give_plain_torch_bits(name: str) -> None:
     made = _made(IN_MODELS[name])
     plain = stage_pipeline.plain_step(made)
-    model = _received(made, evaluation=False)
+    model = _received(made)
     units = len(model.description.units)
     assert_same(plain, stage_pipeline.pipeline_step(made, model, (0, units)))
     for more in ({"split": True}, {"ahead": True}):
@@ -345,7 +345,7 @@ def test_every_unit_a_stage_and_one_stage_give_plain_torch_bits(name: str) -> No
 
 def test_a_loss_may_have_its_own() -> None:
     made = _made(IN_MODELS["swish"], Squares.apply)
-    model = _received(made)
+    model = _received(made, evaluation=True)
     units = range(len(model.description.units) + 1)
     assert_same(stage_pipeline.plain_step(made), stage_pipeline.pipeline_step(made, model, units))
     x, y = stack(made.data[:5])
@@ -369,7 +369,7 @@ class Trained(Straight):
 
 def test_nothing_is_asked_of_a_backward_in_evaluation_mode() -> None:
     made = _made(lambda model, x: Trained.apply(x, model.training))
-    model = _received(made)
+    model = _received(made, evaluation=True)
     units = range(len(model.description.units) + 1)
     assert_same(stage_pipeline.plain_step(made), stage_pipeline.pipeline_step(made, model, units))
     assert all(node.operator != OWN_BACKWARD for node in model.description.evaluate.nodes)

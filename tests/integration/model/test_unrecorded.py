@@ -103,7 +103,7 @@ def test_gradients_flow_where_they_do_in_torch(name: str) -> None:
         samples = [(torch.randn(WIDE), torch.randn(WIDE)) for _ in range(stage_pipeline.BATCH)]
         made = zoo.Made(name, kind(f), samples, mse_loss)
     plain = stage_pipeline.plain_step(made)
-    model = stage_pipeline.captured(made, evaluation=False)
+    model = stage_pipeline.captured(made)
     units = len(model.description.units)
     for count in range(units):
         for cuts in combinations(range(1, units), count):

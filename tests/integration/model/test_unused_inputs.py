@@ -118,7 +118,7 @@ def test_samples_are_tried_whatever_stands_before_what_is_used(
     model: Callable[[], nn.Module], loss: Callable[..., Tensor], mixes: bool
 ) -> None:
     inputs, target = (torch.zeros(SAMPLES, 2), torch.randn(SAMPLES, 6)), torch.randn(SAMPLES, 4)
-    captured: Captured = capture(model(), loss, (inputs, target))
+    captured: Captured = capture(model(), loss, (inputs, target), evaluation=False)
     leaves = captured.entering(inputs, "train"), captured.targets((inputs, target))
     found = first_mixing_unit(captured.description, captured.state(), *leaves)
     assert (found is not None) is mixes
@@ -136,7 +136,8 @@ def test_labels_behind_an_unused_input_are_looked_at() -> None:
 
     tokens, nothing = torch.randint(0, 9, (4, 5)), torch.zeros(4)
     masked = tokens.index_fill(1, torch.tensor([2]), -100)
-    model = capture(Labelled(), lambda output, _: output, ((tokens, tokens, tokens), nothing))
+    example = (tokens, tokens, tokens), nothing
+    model = capture(Labelled(), lambda output, _: output, example, evaluation=False)
     losses = ClassLosses(model.description, model.state())
     for inputs, count in (((masked, tokens, tokens), 16), ((tokens, tokens, masked), 12)):
         targets = model.targets((inputs, nothing))

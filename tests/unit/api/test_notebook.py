@@ -64,14 +64,19 @@ def test_a_curve_of_one_number_or_none_is_drawn_too() -> None:
 
 def test_plans_show_themselves() -> None:
     of_event = replace(PLAN, left_out=(events.LeftOut(ODD, "slow"),), changes_results=(ODD,))
-    texts = _texts(f"<div>{of_event._repr_html_()}</div>")
+    texts = _texts(f"<div>{_html(of_event)}</div>")
     assert texts[0] == "plan 1 (start): 4 x 8 samples, about 120 samples/s"
     assert texts[3:6] == ["stage 1", "units 0 to 1", "laptop"]
     assert texts[6:9] == ["stage 2", "units 2 to 4", "pi (5), desk (3)"]
     assert f"changes results: {ODD}" in texts
     profile, cluster = planning_examples.household(5, units=4, devices=2)
     planned = make_plan(profile, cluster, PlanRequest(8, 2, "pp"))
-    assert _texts(f"<div>{planned._repr_html_()}</div>")[0].startswith("pp: 4 x 2 samples")
+    assert _texts(f"<div>{_html(planned)}</div>")[0].startswith("pp: 4 x 2 samples")
+
+
+def _html(shown: Any) -> str:
+    html: str = shown._repr_html_()
+    return html
 
 
 class _Run:
@@ -117,12 +122,12 @@ async def test_a_stop_button_stands_where_there_are_widgets(
     drawing = notebook.show(run, refresh_seconds=0.0)
     await asyncio.sleep(0)
     advice = "" if has_widgets else notebook.STOP
-    assert screen.shown[-1]._repr_html_() == f"<div>runs {advice}</div>"
+    assert _html(screen.shown[-1]) == f"<div>runs {advice}</div>"
     button = screen.shown[0] if has_widgets else None
     if button is None:
         run.stop()
     else:
         button.click(button)
     await drawing
-    assert screen.shown[-1]._repr_html_() == "<div>stopped</div>"
+    assert _html(screen.shown[-1]) == "<div>stopped</div>"
     assert button is None or button.disabled

@@ -13,9 +13,10 @@ from p2ptrain.page.stream import StateStream, TooManyBrowsers, Watcher
 
 async def _frames(watcher: Watcher) -> list[tuple[str, str, Any]]:
     """All that it still gets, once it is closed to more."""
-    watcher._queue.put_nowait(None)
     found = []
-    async for frame in watcher.frames(60.0):
+    async for frame in watcher.frames(0.0):
+        if frame.startswith(b"event: alive"):
+            break
         kind, number, data = frame.decode().strip().split("\n")
         found.append((kind[7:], number[4:], json.loads(data[6:])))
     return found

@@ -83,35 +83,35 @@ class Device:
 
     def forward_whole(self) -> None:
         for (forward, _), fixed in zip(COSTS, self.fixed, strict=True):
-            self._spend(forward + fixed / self.passes[-1])
+            self.spend(forward + fixed / self.passes[-1])
 
     def backward_whole(self) -> None:
         for _, backward in COSTS:
-            self._spend(backward)
+            self.spend(backward)
 
     def prepare(self, unit: int) -> None:
         pass
 
     def forward(self, unit: int) -> None:
         self.calls.append(("forward", unit))
-        self._spend(COSTS[unit][0] + (self.fixed[unit] + self.switching) / self.passes[-1])
+        self.spend(COSTS[unit][0] + (self.fixed[unit] + self.switching) / self.passes[-1])
 
     def backward(self, unit: int) -> None:
         self.calls.append(("backward", unit))
-        self._spend(COSTS[unit][1] + self.switching / self.passes[-1])
+        self.spend(COSTS[unit][1] + self.switching / self.passes[-1])
 
     def backward_inputs(self, unit: int) -> None:
         self.calls.append(("inputs", unit))
-        self._spend(COSTS[unit][1] * (1 - WEIGHT) * (1 + self.split_cost))
+        self.spend(COSTS[unit][1] * (1 - WEIGHT) * (1 + self.split_cost))
 
     def backward_weights(self, unit: int) -> None:
         self.calls.append(("weights", unit))
-        self._spend(COSTS[unit][1] * WEIGHT * (1 + self.split_cost))
+        self.spend(COSTS[unit][1] * WEIGHT * (1 + self.split_cost))
 
     def forget(self) -> None:
         self.calls.append(("forget", self.passes[-1]))
 
-    def _spend(self, seconds_per_sample: float) -> None:
+    def spend(self, seconds_per_sample: float) -> None:
         batch = self.passes[-1]
         seconds = seconds_per_sample * batch * (1 + self.jitter * self.random.random())
         if batch >= self.cheaper[0]:
@@ -204,7 +204,7 @@ class ColdDevice(Device):
 
     def forward(self, unit: int) -> None:
         if ("forward", 0) not in self.calls:
-            self._spend(1.0)
+            self.spend(1.0)
         super().forward(unit % len(COSTS))
 
     def backward(self, unit: int) -> None:
@@ -504,8 +504,8 @@ def test_an_accelerator_s_times_settle_before_any_counts() -> None:
     class Rising(Device):
         """Its clock rises with each of the first passes."""
 
-        def _spend(self, seconds_per_sample: float) -> None:
-            super()._spend(seconds_per_sample * (1 + 2 * 0.5 ** len(self.passes)))
+        def spend(self, seconds_per_sample: float) -> None:
+            super().spend(seconds_per_sample * (1 + 2 * 0.5 ** len(self.passes)))
 
     cold, settled = (
         timed(Rising(), [1], 0.0, settle_seconds=seconds)[1].forward[0] for seconds in (0.0, 1.0)

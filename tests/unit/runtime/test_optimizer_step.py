@@ -60,9 +60,9 @@ class Kept:
     async def round(self, step: int, *, keep: bool = False) -> None:
         """A whole round; the commit comes at once."""
         compute_round(self.live)
-        await self.update.make(replace(make_order(step), keep=keep), self._commit_at_once)
+        await self.update.make(replace(make_order(step), keep=keep), self.commit_at_once)
 
-    async def _commit_at_once(self) -> None:
+    async def commit_at_once(self) -> None:
         assert self.live.ready is not None
         self.update.commit(Commit(0, self.live.ready.step - 1))
 
@@ -354,5 +354,5 @@ async def test_without_memory_to_begin_it_waits_for_all_sums(
     assert not kept.update.goes_ahead, "nor does it try again"
     assert not kept.live.is_ahead
     await kept.update.settled()
-    await kept.update.make(make_order(0), kept._commit_at_once)
+    await kept.update.make(make_order(0), kept.commit_at_once)
     assert kept.live.version == Version(1, EPOCH)

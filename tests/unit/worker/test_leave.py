@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -30,9 +31,9 @@ from tests.unit.messages.test_assignment import assignment, shared
 
 
 def _elasticity(
-    mesh: MemoryHousehold, wanted: asyncio.Queue[holder_events.ChangeWanted]
+    mesh: MemoryHousehold, want: Callable[[holder_events.ChangeWanted], None]
 ) -> ReplanWatcher:
-    core, want = HolderCore(mesh["a"].self_id, 1, 0), wanted.put_nowait
+    core = HolderCore(mesh["a"].self_id, 1, 0)
     planner = Planner(mesh["a"], ClusterProfiler(mesh["a"]), lambda device, why: None)
     return ReplanWatcher(mesh["a"], request(8), planner, core, lambda: 9, want, replans=True)
 
@@ -49,7 +50,7 @@ async def _training_with_b(
     """b coordinates."""
     mesh.elect("b")
     device = mesh["b"].self_id
-    elasticity = _elasticity(mesh, wanted or asyncio.Queue())
+    elasticity = _elasticity(mesh, (wanted or asyncio.Queue()).put_nowait)
     elasticity.start()
     place = replace(shared(3, 1), devices=(mesh["a"].self_id, device))
     choice = VersionChoice(Version(0, 0), ((device,),) * 3, 0, "")
@@ -60,7 +61,7 @@ async def _training_with_b(
 async def test_a_device_that_died_while_it_waited_may_leave_again() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
         wanted: asyncio.Queue[holder_events.ChangeWanted] = asyncio.Queue()
-        elasticity, device = _elasticity(mesh, wanted), mesh["b"].self_id
+        elasticity, device = _elasticity(mesh, wanted.put_nowait), mesh["b"].self_id
         elasticity.start()
         for _ in range(2):
             leaves = _leave(mesh)
@@ -73,8 +74,7 @@ async def test_a_device_that_died_while_it_waited_may_leave_again() -> None:
 
 async def test_a_device_without_a_part_may_go_at_once() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        elasticity = _elasticity(mesh, asyncio.Queue())
-        elasticity._want = lambda _: elasticity.let_go(mesh["b"].self_id)
+        elasticity = _elasticity(mesh, lambda _: elasticity.let_go(mesh["b"].self_id))
         elasticity.start()
         assert (await _leave(mesh)).fields == {}
         await elasticity.close()

@@ -27,13 +27,14 @@ def test_distributions_that_look_at_their_arguments_are_captured() -> None:
     def sampled(x: Tensor) -> Tensor:
         return torch.distributions.Normal(x, torch.ones_like(x)).rsample()
 
-    before = torch.distributions.Normal(0.0, 1.0)._validate_args
-    assert capture(AfterLinear(sampled), mse_loss, _EXAMPLE).description.units
-    assert torch.distributions.Normal(0.0, 1.0)._validate_args == before
+    assert capture(AfterLinear(sampled), mse_loss, _EXAMPLE, evaluation=False).description.units
+    with pytest.raises(ValueError, match="scale"):  # torch looks at them again
+        torch.distributions.Normal(0.0, -1.0)
 
 
 def _operators(model: nn.Module) -> list[str]:
-    return [node.operator for node in capture(model, mse_loss, _EXAMPLE).description.train.nodes]
+    description = capture(model, mse_loss, _EXAMPLE, evaluation=False).description
+    return [node.operator for node in description.train.nodes]
 
 
 def test_torchscript_that_has_run_is_captured_as_it_is_written() -> None:
@@ -63,7 +64,7 @@ class _Checkpointed(nn.Module):
 @pytest.mark.parametrize("before", [[], [nn.Linear(8, 8)]])
 def test_a_reentrant_checkpoint_learns_behind_something_that_does(before: list[nn.Module]) -> None:
     model = nn.Sequential(_Checkpointed(*before), nn.Linear(8, 8))
-    nodes = capture(model, mse_loss, _EXAMPLE).description.train.nodes
+    nodes = capture(model, mse_loss, _EXAMPLE, evaluation=False).description.train.nodes
     (inside,) = [node for node in nodes if StateRef("0.inside.weight") in node.args]
     assert inside.grad_enabled == bool(before)
 
@@ -76,7 +77,8 @@ def test_a_ctc_loss_is_captured_and_equals_plain_torch() -> None:
 
     model, x = nn.Linear(8, 8), torch.randn(4, 8)
     target = torch.ones(4, 2, dtype=torch.int64)
-    description = (captured := capture(model, loss, (x, target))).description
+    captured = capture(model, loss, (x, target), evaluation=False)
+    description = captured.description
     stage = Stage(description, 0, len(description.units), captured.state())
     assert torch.equal(stage.forward(0, [x], [target])[0], loss(model(x), target))
     stage.backward(0)
@@ -88,7 +90,7 @@ def test_a_ctc_loss_is_captured_and_equals_plain_torch() -> None:
 def test_embeddings_get_dense_gradients(kind: Any) -> None:
     example = torch.arange(8).view(4, 2), torch.randn(4, 8)
     model = nn.Sequential(kind(8, 4 if kind is nn.Embedding else 8, sparse=True), nn.Flatten())
-    nodes = capture(model, mse_loss, example).description.train.nodes
+    nodes = capture(model, mse_loss, example, evaluation=False).description.train.nodes
     (embedding,) = [node for node in nodes if node.operator.startswith("aten.embedding")]
     assert not any(argument is True for argument in embedding.args)
 
@@ -152,7 +154,7 @@ def test_a_model_that_is_in_evaluation_mode_as_a_whole_is_trained() -> None:
     """As libraries give those that were trained before."""
     x, y = torch.randn(6, 3), torch.zeros(6, dtype=torch.int64)
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 2)).eval()
-    captured = capture(model, cross_entropy, (x, y))
+    captured = capture(model, cross_entropy, (x, y), evaluation=False)
     stage = Stage(captured.description, 0, len(captured.description.units), captured.state())
     stage.forward(0, [x], [y])
     assert stage.state()["0.num_batches_tracked"] == 1
@@ -180,14 +182,20 @@ class _CapturedTwice(nn.Module):
 
 
 _looked_at = threading.Event()
-_second = threading.Thread(target=lambda: _captured.append(capture(_twice, mse_loss, _EXAMPLE)))
+
+
+def _capture_twice() -> Captured:
+    return capture(_twice, mse_loss, _EXAMPLE, evaluation=False)
+
+
+_second = threading.Thread(target=lambda: _captured.append(_capture_twice()))
 _twice = _CapturedTwice()
 _captured: list[Captured] = []
 
 
 def test_a_model_is_captured_once_at_a_time() -> None:
     """What a cancelled run has begun goes on: the model has another mode and tensors meanwhile."""
-    first = capture(_twice, mse_loss, _EXAMPLE)
+    first = _capture_twice()
     _second.join()
     assert not any(part.training for part in _twice.modules())
     assert _captured[0].description.digest == first.description.digest

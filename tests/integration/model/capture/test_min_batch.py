@@ -26,9 +26,17 @@ class _Then(nn.Module):
         return self.f(self.linear(x))
 
 
+def _squares(output: Tensor, target: Tensor) -> Tensor:
+    return (output.flatten(1).mean(1) - target).square()
+
+
+def _mean(output: Tensor, target: Tensor) -> Tensor:
+    return _squares(output, target).mean()
+
+
 def _hardest(count: int) -> Loss:
     def loss(output: Tensor, target: Tensor) -> Tensor:
-        return cross_entropy(output, target, reduction="none").topk(count).values.mean()
+        return _squares(output, target).topk(count).values.mean()
 
     return loss
 
@@ -58,9 +66,9 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], Loss, int]] = {
     "sixteen hardest": (lambda: nn.Linear(4, 4), _hardest(16), 16),
     "a hundred hardest": (lambda: nn.Linear(4, 4), _hardest(100), 100),
     "the third and the second": (lambda: nn.Linear(4, 4), _neighbours, 3),
-    "normalises": (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), cross_entropy, 2),
-    "draws": (lambda: _Then(_drawn), cross_entropy, 1),
-    "shapes that hang on values": (lambda: _Then(_chosen), cross_entropy, 1),
+    "normalises": (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), _mean, 2),
+    "draws": (lambda: _Then(_drawn), _mean, 1),
+    "shapes that hang on values": (lambda: _Then(_chosen), _mean, 1),
 }
 
 
@@ -88,7 +96,7 @@ def test_the_fewest_samples_are_those_that_plain_torch_needs(name: str) -> None:
 
 def test_an_evaluation_needs_what_its_own_graph_needs() -> None:
     norm = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
-    captured = capture(norm, cross_entropy, _batch(4))
+    captured = capture(norm, _mean, _batch(4))
     assert (captured.trains.least, captured.evaluates.least) == (2, 1)
     captured = capture(nn.Linear(4, 4), _hardest(3), _batch(4))
     assert (captured.trains.least, captured.evaluates.least) == (3, 3)
@@ -110,7 +118,7 @@ def _centres_many(x: Tensor) -> Tensor:
 def test_below_what_torch_export_has_looked_at_the_graph_is_not_known(
     f: Callable[[Tensor], Tensor], known: int
 ) -> None:
-    captured = capture(_Then(f), cross_entropy, _batch(4), evaluation=False)
+    captured = capture(_Then(f), _mean, _batch(4), evaluation=False)
     assert captured.trains.known == known
     assert captured.trains.least >= known
 
@@ -118,6 +126,7 @@ def test_below_what_torch_export_has_looked_at_the_graph_is_not_known(
 def test_trying_says_nothing_on_stderr(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    captured = capture(_Then(_drawn), _hardest(2), (torch.ones(4, 4), torch.zeros(4).long()))
+    example = torch.ones(4, 4), torch.zeros(4).long()
+    captured = capture(_Then(_drawn), _hardest(2), example, evaluation=False)
     assert captured.trains.least == 2
     assert capfd.readouterr().err == ""

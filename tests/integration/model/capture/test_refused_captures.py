@@ -66,7 +66,7 @@ def test_other_switches_of_gradients_are_followed() -> None:
     def f(x: Tensor) -> Tensor:
         return x + torch.tanh(x.detach().requires_grad_())
 
-    assert capture(AfterLinear(f), mse_loss, _EXAMPLE).description.units
+    assert capture(AfterLinear(f), mse_loss, _EXAMPLE, evaluation=False).description.units
 
 
 class WithoutGradient(nn.Module):

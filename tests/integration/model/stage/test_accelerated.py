@@ -27,7 +27,7 @@ from tests.support.twin_device import TwinDevice
 def test_a_step_is_the_processors(made: tuple[object, str], split: bool) -> None:
     module, name = made
     example = module.make(name)  # type: ignore[attr-defined]
-    model = captured(example, evaluation=False)
+    model = captured(example)
     units = len(model.description.units)
     boundaries = sorted({0, units // 2, units})
     torch.manual_seed(0)

@@ -35,7 +35,7 @@ class _Words(nn.Module):
 def test_a_stage_adds_to_a_table_as_plain_torch_does(tied: bool, split: bool) -> None:
     model = _Words(tied=tied).train()
     words, targets = torch.randint(WORDS, (6, 4)), torch.randint(WORDS, (6,))
-    captured = capture(model, nn.CrossEntropyLoss(), (words[:2], targets[:2]))
+    captured = capture(model, nn.CrossEntropyLoss(), (words[:2], targets[:2]), evaluation=False)
     stage = Stage(captured.description, 0, len(captured.description.units), captured.state())
     for key in range(3):
         part = slice(2 * key, 2 * key + 2)
@@ -53,7 +53,8 @@ def test_a_stage_adds_to_a_table_as_plain_torch_does(tied: bool, split: bool) ->
 
 def test_a_table_by_itself_has_no_gradient_of_its_own_size_for_each_micro_batch() -> None:
     words = torch.randint(WORDS, (2, 4))
-    captured = capture(_Words(tied=False).train(), nn.CrossEntropyLoss(), (words, words[:, 0]))
+    model, example = _Words(tied=False).train(), (words, words[:, 0])
+    captured = capture(model, nn.CrossEntropyLoss(), example, evaluation=False)
     stage = Stage(captured.description, 0, len(captured.description.units), captured.state())
     table = stage.parameters()["table.weight"]
     passed: list[Tensor | None] = []

@@ -97,14 +97,14 @@ def test_the_graph_is_freed_but_for_what_products_multiplied(prepared: Get) -> N
 
     def pack(tensor: Tensor) -> Tensor:
         storage = tensor.untyped_storage()
-        kept.setdefault(storage._cdata, StorageWeakRef(storage))
+        kept.setdefault(storage.data_ptr(), StorageWeakRef(storage))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         last.forward(0)
     inputs, targets = last.samples[0]
     lasting = [*last.stage.state().values(), *inputs, *targets]
-    own = {tensor.untyped_storage()._cdata for tensor in lasting}
+    own = {tensor.untyped_storage().data_ptr() for tensor in lasting}
     ours = [reference for key, reference in kept.items() if key not in own]
     alive = [reference for reference in ours if not reference.expired()]
     last.stage.backward_inputs(0)

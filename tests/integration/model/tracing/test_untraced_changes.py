@@ -200,7 +200,7 @@ def test_a_derivative_that_cannot_be_followed_is_explained(
 def test_generators_that_a_model_keeps_are_taken() -> None:
     model = _Model(lambda model, x: x + torch.randn(8, generator=model.kept["noise"]))
     model.kept["noise"] = torch.Generator()  # type: ignore[assignment]
-    assert capture(model, mse_loss, _EXAMPLE).description.units
+    assert capture(model, mse_loss, _EXAMPLE, evaluation=False).description.units
 
 
 def _only_remembers(model: Any, x: Tensor) -> Tensor:
@@ -213,7 +213,7 @@ def _only_remembers(model: Any, x: Tensor) -> Tensor:
 def test_what_is_only_remembered_is_taken() -> None:
     model = _Model(_only_remembers)
     mean, grows = model.mean, model.grows
-    assert capture(model, mse_loss, _EXAMPLE).description.units
+    assert capture(model, mse_loss, _EXAMPLE, evaluation=False).description.units
     assert model.mean is mean
     assert model.grows is grows
     assert torch.equal(model.kept["mean"], torch.zeros(8))

@@ -12,6 +12,7 @@ from zeroconf import DNSIncoming
 from p2ptrain.errors import OptionError, UserError
 from p2ptrain.mesh.discovery.candidates import (
     CANDIDATES_LIMIT,
+    SERVICE,
     DiscoveredDevice,
     DiscoveredDevices,
     parse,
@@ -20,7 +21,7 @@ from p2ptrain.mesh.discovery.interfaces import InterfaceAddress, choose, machine
 from p2ptrain.mesh.discovery.mdns import check_zeroconf_version
 
 ID = "0123456789abcdef" * 4
-NAME = f"{ID[:16]}._p2ptrain._tcp.local."
+NAME = f"{ID[:16]}.{SERVICE}"
 
 
 def test_a_good_record_is_a_candidate() -> None:
@@ -35,8 +36,8 @@ def test_a_good_record_is_a_candidate() -> None:
         (NAME, {b"id": None}, ["10.0.0.2"], 47300),
         (NAME, {b"id": ID[:-1].encode()}, ["10.0.0.2"], 47300),
         (NAME, {b"id": b"\xff" * 64}, ["10.0.0.2"], 47300),
-        ("other._p2ptrain._tcp.local.", {b"id": ID.encode()}, ["10.0.0.2"], 47300),
-        (f"{ID[:16]}-2._p2ptrain._tcp.local.", {b"id": ID.encode()}, ["10.0.0.2"], 47300),
+        (f"other.{SERVICE}", {b"id": ID.encode()}, ["10.0.0.2"], 47300),
+        (f"{ID[:16]}-2.{SERVICE}", {b"id": ID.encode()}, ["10.0.0.2"], 47300),
         (NAME, {b"id": ID.encode()}, [], 47300),
         (NAME, {b"id": ID.encode()}, ["10.0.0.2"], 0),
         (NAME, {b"id": ID.encode()}, ["10.0.0.2"], None),

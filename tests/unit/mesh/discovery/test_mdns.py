@@ -34,9 +34,12 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> MdnsDiscovery:
     return MdnsDiscovery(["127.0.0.1"], lambda: [TRUSTED])
 
 
-def _announce(mdns: MdnsDiscovery, name: str) -> None:
+def _announced(mdns: MdnsDiscovery, *names: str) -> dict[str, asyncio.Task[None]]:
+    """Those of them that have a turn."""
     nobody: Any = None
-    mdns._on_change(nobody, SERVICE, name, ServiceStateChange.Added)
+    for name in names:
+        mdns._on_change(nobody, SERVICE, name, ServiceStateChange.Added)
+    return dict(mdns._resolving)
 
 
 @pytest.mark.parametrize(
@@ -51,19 +54,17 @@ def _announce(mdns: MdnsDiscovery, name: str) -> None:
 async def test_names_that_begin_like_a_trusted_one_have_no_turn_of_their_own(
     heard: MdnsDiscovery, name: str
 ) -> None:
-    for number in range(10 * RESOLVES_LIMIT):
-        _announce(heard, name.format(digits=TRUSTED[:16], number=number))
-    assert len(heard._resolving) == RESOLVES_LIMIT
+    numbers = range(10 * RESOLVES_LIMIT)
+    names = [name.format(digits=TRUSTED[:16], number=number) for number in numbers]
+    assert len(_announced(heard, *names)) == RESOLVES_LIMIT
     await heard.close()
 
 
 async def test_a_trusted_device_always_has_its_turn(heard: MdnsDiscovery) -> None:
-    for number in range(10 * RESOLVES_LIMIT):
-        _announce(heard, f"{number}.{SERVICE}")
-    _announce(heard, service_name(TRUSTED))
-    _announce(heard, service_name(TRUSTED))
-    assert service_name(TRUSTED) in heard._resolving
-    assert len(heard._resolving) == RESOLVES_LIMIT + 1
+    others = [f"{number}.{SERVICE}" for number in range(10 * RESOLVES_LIMIT)]
+    turns = _announced(heard, *others, service_name(TRUSTED), service_name(TRUSTED))
+    assert service_name(TRUSTED) in turns
+    assert len(turns) == RESOLVES_LIMIT + 1
     await heard.close()
 
 
@@ -71,8 +72,7 @@ async def test_a_trusted_device_always_has_its_turn(heard: MdnsDiscovery) -> Non
 async def test_a_name_of_no_device_is_not_looked_up(name: str) -> None:
     """zeroconf raises for these; nobody waits for the task, so people would see a traceback."""
     mdns = MdnsDiscovery(["127.0.0.1"], lambda: [])
-    _announce(mdns, name)
-    await mdns._resolving[name]
+    await _announced(mdns, name)[name]
     await mdns.close()
 
 

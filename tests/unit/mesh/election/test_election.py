@@ -49,15 +49,15 @@ class Voters:
         """Start a process of `id_`, alone so far."""
         self.nodes[id_] = Election(id_, ElectionConfig(), Random(f"voter {id_}"), floor)
         self.said[id_] = []
-        self._view(id_, frozenset(id_))
+        self.view(id_, frozenset(id_))
 
     def meet(self, group: str) -> None:
         """Everybody in `group` believes exactly `group` alive."""
         for id_ in group:
-            self._view(id_, frozenset(group))
+            self.view(id_, frozenset(group))
         self.settle()
 
-    def _view(self, id_: str, alive: frozenset[str]) -> None:
+    def view(self, id_: str, alive: frozenset[str]) -> None:
         self.views[id_] = alive
         self._carry_out(id_, self.nodes[id_].handle(MembersChanged(alive), self.now))
 
@@ -182,7 +182,7 @@ def test_a_device_votes_once_per_term() -> None:
 def test_a_restarted_device_does_not_vote_at_or_below_its_floor() -> None:
     voters = Voters("abc")
     voters.start("c", floor=5)
-    voters._view("c", frozenset("bc"))
+    voters.view("c", frozenset("bc"))
     voters.deliver("b", "c", ElectionMessage(ElectionKind.VOTE, 5))
     assert voters.sent[-1][2].yes is False
 

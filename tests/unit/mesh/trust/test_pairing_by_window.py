@@ -78,7 +78,7 @@ class Caller:
         self.ended = ""
         self.device: PairedDevice | None = None
         self._client = PairingClient(identity, "bert", code, anna.identity.certificate_der)
-        self._next: deque[Callable[[bytes], bytes]] = deque(
+        self.answering: deque[Callable[[bytes], bytes]] = deque(
             [lambda _: self._client.hello(), self._client.confirm, self._client.done]
         )
 
@@ -95,14 +95,14 @@ class Caller:
         self.answers.append(content)
 
     async def receive(self) -> bytes:
-        if not self._next:
+        if not self.answering:
             raise LinkClosed("it hangs up")
-        return self._next.popleft()(self.answers[-1] if self.answers else b"")
+        return self.answering.popleft()(self.answers[-1] if self.answers else b"")
 
     def hangs_up_after(self, messages: int) -> Caller:
         """Says no more than that."""
-        while len(self._next) > messages:
-            self._next.pop()
+        while len(self.answering) > messages:
+            self.answering.pop()
         return self
 
     def finished(self) -> PairedDevice:
@@ -159,7 +159,7 @@ async def test_hellos_without_a_guess_close_nothing(identities: list[Identity]) 
     answered, busy = 0, refusal(PairingBusy(""), WRONG_TRIES_LIMIT)
     for number in range(300):
         caller = Caller(anna, identities[1], CODE, address=f"10.0.0.{number % 200}")
-        caller._next = deque([lambda _: hello])
+        caller.answering = deque([lambda _: hello])
         anna.now += 0.02
         await anna.service.serve(caller)
         answered += caller.answers[0] != busy
@@ -176,7 +176,7 @@ async def test_hellos_of_one_address_leave_turns_to_others(identities: list[Iden
     hello = PairingClient(identities[1], "bert", CODE, identities[0].certificate_der).hello()
     for _ in range(int(HELLOS_EACH.burst) * 2):
         caller = Caller(anna, identities[1], CODE, address="10.0.0.66")
-        caller._next = deque([lambda _: hello])
+        caller.answering = deque([lambda _: hello])
         await anna.service.serve(caller)
     await anna.service.serve(Caller(anna, identities[1], CODE))
     assert len(anna.stored) == 1

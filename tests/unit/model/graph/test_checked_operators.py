@@ -11,13 +11,14 @@ from p2ptrain.model.graph.operators import resolve
 from p2ptrain.model.graph.packed_sequences import full_lengths
 from p2ptrain.model.tracing.opaque_operators import aten_name
 
+_GROUPED = "aten._grouped_mm.default"
 _PACK = "aten._pack_padded_sequence.default"
 _PAD = "aten._pad_packed_sequence.default"
 
 
 @pytest.mark.parametrize("ends", [[2, 60], [-5, 6], [6, 2], [7, 7]])
 def test_groups_that_are_not_there_are_refused(ends: list[int]) -> None:
-    product = resolve("aten._grouped_mm.default").call
+    product = resolve(_GROUPED).call
     rows, matrices = torch.ones(6, 8), torch.ones(2, 8, 8)
     with pytest.raises(IndexError):
         product(rows, matrices, torch.tensor(ends, dtype=torch.int32))
@@ -241,7 +242,7 @@ def test_a_picture_has_the_size_that_its_scale_makes_it(name: str) -> None:
         ("aten.rnn_tanh.data", (4, torch.zeros(1, 2, 5), [], True, 1, 0.0, True, False)),
         ("aten.embedding_bag.default", (torch.tensor([1]), 0)),
         ("aten.lu_unpack.default", (1,)),
-        ("aten._grouped_mm.default", (torch.ones(2, 3, 4), 7)),
+        (_GROUPED, (torch.ones(2, 3, 4), 7)),
     ],
 )
 def test_a_number_is_no_tensor_to_them(operator: str, arguments: tuple[Any, ...]) -> None:
