@@ -231,7 +231,7 @@ class JobTrainer:
                 step = found.again.checkpoint.progress.step
                 if found.which.batch is None:
                     raise self._of_one_size(found, None) from None
-                self._warn(f"{found.which}: the model is captured again after step {step}")
+                self._warn(f"{found.which.what}: the model is captured again after step {step}")
                 sizes = found
             except UserError as error:
                 if sizes is None or self._epoch is not None:
@@ -240,7 +240,7 @@ class JobTrainer:
 
     def _of_one_size(self, sizes: _OtherSizes, error: UserError | None) -> UserError:
         """Why the job ends before a batch, and where its weights are."""
-        progress, words = sizes.again.checkpoint.progress, str(sizes.which)
+        progress, words = sizes.again.checkpoint.progress, sizes.which.what
         sizes.prepared.captured.load_state(sizes.again.checkpoint.model)
         if self._options.out is not None:
             self._weights.write(self._options.out)

@@ -70,12 +70,13 @@ class NewSize(ScriptError):
     """The model is not captured for a size.
 
     Attributes:
+        what: differs.
         batch: for whose it may be; None = it cannot be, as it was captured for others too.
     """
 
-    def __init__(self, message: str, batch: ReadBatch | None) -> None:
-        super().__init__(message)
-        self.batch = batch
+    def __init__(self, what: str, batch: ReadBatch | None) -> None:
+        super().__init__(f"{what}: pad it to one size in collate_fn")
+        self.what, self.batch = what, batch
 
 
 class BatchLayout:

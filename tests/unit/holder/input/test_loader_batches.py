@@ -393,7 +393,7 @@ def test_a_length_that_only_shows_later_is_named() -> None:
 def test_lengths_that_were_equal_stay_so() -> None:
     loader = of_lengths(4, 7, *[5] * 20)
     loader.dataset[20] = ({"x": X[:2, None], "mask": torch.ones(2, 2)}, torch.ones(2, 2))
-    words = r"mask'\] has size 2, and dimension 1 of input\['x'\] 1; in the first .* equal"
+    words = r"mask'\] has size 2, and dimension 1 of input\['x'\] 1; in the batches before .* equal"
     with pytest.raises(ScriptError, match=words):
         inputs(opened(loader, 1))
 
