@@ -31,7 +31,7 @@ EVALUATED = (
     *("mlp", "cnn", "gpt", "two_inputs", "named_inputs", "frozen", "inner_structures"),
     *("reassigned_buffer", "codebook", "in_place", "shared_layer", "constant_parts", "views"),
     *("bounded_embedding", "outputs_with_constants", "recurrent", "attention"),
-    *("normalised_weights", "channels_last", "resnet", "llama", "vit"),
+    *("normalised_weights", "channels_last", "llama"),
 )
 """Others compute in evaluation mode as in training, or as one of these does."""
 
