@@ -1,4 +1,4 @@
-"""How soon real devices miss each other: python tools/detection_times.py kill freeze --members 3 8
+"""How soon real devices miss each other: python -m tools.detection_times kill freeze --members 3 8
 
     kill      SIGKILL; bar: every survivor's verdict within 250 ms (p99)
     freeze    SIGSTOP; bar: within 5 s (p99)
@@ -24,8 +24,6 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from random import Random
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tools.detection.member import Settings
 from tools.detection.members import Members, Place

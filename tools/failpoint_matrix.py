@@ -1,9 +1,9 @@
 """Who may die where: every failpoint at every stage, and random moments, on devices in memory.
 
-    python tools/failpoint_matrix.py                     all of them, some minutes
-    python tools/failpoint_matrix.py --only change       those whose name has that in it
-    python tools/failpoint_matrix.py --random 100        100 random kills instead
-    python tools/failpoint_matrix.py --part 1/4          every fourth
+    python -m tools.failpoint_matrix                     all of them, some minutes
+    python -m tools.failpoint_matrix --only change       those whose name has that in it
+    python -m tools.failpoint_matrix --random 100        100 random kills instead
+    python -m tools.failpoint_matrix --part 1/4          every fourth
 
 For each: the final weights and buffers have the bits of the undisturbed run (with groups: float64
 losses within 1e-8), so have losses and evaluations; steps are reported once, in order; the samples
@@ -22,13 +22,10 @@ import argparse
 import asyncio
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from time import monotonic
 
 import structlog
 import torch
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.support.fault_checks import problems
 from tests.support.fault_list import every_fault, random_fault

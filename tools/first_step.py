@@ -1,7 +1,7 @@
 """How long from `p2ptrain train` to the first step, on an emulated household. Needs root, Linux.
 
-    python tools/first_step.py --shares 0.8,0.2,0.2,0.2,0.2 --rate 100mbit
-    python tools/first_step.py --household A --lift --runs 2 -o batch_size=1024
+    python -m tools.first_step --shares 0.8,0.2,0.2,0.2,0.2 --rate 100mbit
+    python -m tools.first_step --household A --lift --runs 2 -o batch_size=1024
 
 The members are up, paired and idle before `train` starts; every device has its own network
 namespace, its share of a core and its cable. Prints one JSON object a run; with `--phases` also
@@ -22,12 +22,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tools.bench.models import SCRIPT  # noqa: E402
-from tools.bench.processes import Company, Process  # noqa: E402
-from tools.testbed import EmulatedDevice, Household, Testbed  # noqa: E402
+from tools.bench.models import SCRIPT
+from tools.bench.processes import Company, Process
+from tools.testbed import EmulatedDevice, Household, Testbed
 
 CODE = "24681357"
 LIMIT_SECONDS = 280.0

@@ -1,8 +1,8 @@
 """Throw damaged input at everything that p2ptrain decodes, and count what comes of it.
 
-    python tools/fuzz.py                          every target, a million inputs each
-    python tools/fuzz.py plan model --inputs 20000 --seed 2
-    python tools/fuzz.py --no-atheris             without coverage: any Python, and faster
+    python -m tools.fuzz                          every target, a million inputs each
+    python -m tools.fuzz plan model --inputs 20000 --seed 2
+    python -m tools.fuzz --no-atheris             without coverage: any Python, and faster
 
 With atheris (`pip install -e '.[fuzz]'`) mutations follow what they reach. One process a target.
 Printed of each: inputs, those accepted, the slowest in ms of computing with its size, growth of the
@@ -23,8 +23,6 @@ import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent.parent))
 
 WARM_UP = 500
 """Inputs before growth counts."""
@@ -161,7 +159,7 @@ def main() -> None:
                 print(f"| {name} | - | - | - | - | its process ended |", flush=True)
             continue
         limits = ["--inputs", str(args.inputs), "--seed", str(args.seed)]
-        command = [sys.executable, __file__, name, "--here", *limits]
+        command = [sys.executable, "-m", "tools.fuzz", name, "--here", *limits]
         done = subprocess.run(command, capture_output=True, text=True)
         rows = [line for line in done.stdout.splitlines() if line.startswith("| ")]
         failed = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]

@@ -1,6 +1,6 @@
 """Predicted against measured peak memory of a job, on real processes of this machine (Linux).
 
-    unshare -rn bash -c 'ip link set lo up; python tools/memory.py [--only NAME,NAME]'
+    unshare -rn bash -c 'ip link set lo up; python -m tools.memory [--only NAME,NAME]'
 
 For each setting a household trains a model of `tools/bench/models.py`. Measured is the
 most anonymous memory (RssAnon) of each process, read some fifty times a second, above what the
@@ -22,11 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT))
-
-from tests.system.household import Device, Household  # noqa: E402
-from tools.bench.models import SCRIPT  # noqa: E402
+from tests.system.household import Device, Household
+from tools.bench.models import SCRIPT
 
 CODE = "24681357"
 START_SECONDS = 180.0

@@ -1,8 +1,8 @@
 """The tables of the Asteroid and FTPipeHD papers by our simulator, published beside ours.
 
-    python tools/paper_tables.py                        units' times by their flops: repeatable
-    python tools/paper_tables.py --measure FOLDER       measured on this machine, kept in FOLDER
-    python tools/paper_tables.py --only 4 13            table 4 and figure 13 alone
+    python -m tools.paper_tables                        units' times by their flops: repeatable
+    python -m tools.paper_tables --measure FOLDER       measured on this machine, kept in FOLDER
+    python -m tools.paper_tables --only 4 13            table 4 and figure 13 alone
 
 Testbeds and profiles: `tools/paper_testbeds.py`; other systems: `tools/baselines.py`. Rounds are
 synchronous (FTPipeHD's asynchronous), by the plain cost model. As in the papers every device has
@@ -22,8 +22,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel

@@ -22,7 +22,6 @@ Memory: what the boards have, less one GiB for system and CUDA.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,8 +30,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import p2ptrain
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink

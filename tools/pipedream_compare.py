@@ -1,6 +1,6 @@
 """PipeDream's published configurations beside our plans, for 16 equal devices, by our simulator.
 
-    python tools/pipedream_compare.py --profile vgg16=vgg16.json --profile gnmt=gnmt.json
+    python -m tools.pipedream_compare --profile vgg16=vgg16.json --profile gnmt=gnmt.json
 
 The profiles come from `tools/pipedream_graph.py`. Published (SOSP 2019, table 1, and the 16-device
 configurations of its repository): 15-1 for VGG-16 and AlexNet (a stage on 15 devices, then one on
@@ -28,8 +28,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel

@@ -1,6 +1,6 @@
 """Turns a profile of PipeDream's public repository into a `p2ptrain.profile/1` file.
 
-    python tools/pipedream_graph.py graph.txt --batch-size 128 --out vgg16.json
+    python -m tools.pipedream_graph graph.txt --batch-size 128 --out vgg16.json
 
 PipeDream (SOSP 2019) publishes profiles of real models on real GPUs as text graphs, one line a
 node, then one line an edge:
@@ -29,8 +29,6 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.types.profile import Profile, Unit

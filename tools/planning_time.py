@@ -1,6 +1,6 @@
 """Processor time that planning takes on three questions, and how good the plans are.
 
-    python tools/planning_time.py [--rounds 3] [--only NAME]... [--keep FOLDER]
+    python -m tools.planning_time [--rounds 3] [--only NAME]... [--keep FOLDER]
 
     efficientnet   EfficientNet-B1 on 32 x 32 pictures, on Asteroid's Env. C (1 NX, 2 TX2, 3 Nano
                    at 100 Mbit/s), whose own planner needs 480 s (its table 7)
@@ -27,32 +27,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
-from p2ptrain.plan.types.profile import Profile, Unit
-from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.plan.types.profile import Profile
+from tests.support.planning_examples import household
 from tools.paper_testbeds import ENVIRONMENTS, by_flops, cluster, model
 
 PLANNERS = ("auto", "single", "pp", "dp", "hybrid")
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-FLOPS_PER_S = 25e9
-"""Of the reference device, a fast core."""
-BYTES_PER_S = 8e9
-"""Of the reference device's memory: what bounds activations and normalisations."""
-CALL_SECONDS = 20e-6
-"""What starting a unit costs, whatever the batch."""
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """What a unit does for one sample; all but `parameters` in numbers of floats."""
-
-    name: str
-    flops: float
-    parameters: int
-    output: int
-    crossing: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,38 +43,6 @@ class Question:
     profile: Profile
     cluster: Cluster
     batch_size: int
-
-
-def profile_of(model: str, works: Sequence[Work], input_bytes: int) -> Profile:
-    """Times from flops and memory traffic, backward twice the forward."""
-    units = tuple(
-        Unit(work.name, 4 * work.parameters, 4 * work.crossing, 4 * work.output, int(work.flops))
-        for work in works
-    )
-    return Profile(model, input_bytes, 8, units, 1.0, _times(works))
-
-
-def _times(works: Sequence[Work]) -> TimeTable:
-    def seconds(work: Work, samples: int) -> float:
-        each = max(work.flops / FLOPS_PER_S, 8 * work.output / BYTES_PER_S)
-        return CALL_SECONDS + samples * each
-
-    times = []
-    for size in SIZES:
-        forward = tuple(seconds(work, size) for work in works)
-        times.append(UnitTimes(forward, tuple(2 * value for value in forward)))
-    return TimeTable(SIZES, tuple(times))
-
-
-def transformer(blocks: int, width: int, tokens: int) -> Profile:
-    """Two units a block: attention and feed-forward."""
-    floats = width * tokens
-    works = []
-    for block in range(blocks):
-        attention = 8 * width**2 * tokens + 4 * width * tokens**2
-        works.append(Work(f"{block}.attention", attention, 4 * width**2, 6 * floats, floats))
-        works.append(Work(f"{block}.mlp", 16 * width**2 * tokens, 8 * width**2, 9 * floats, floats))
-    return profile_of(f"transformer-{blocks}x{width}", works, input_bytes=8 * tokens)
 
 
 def unlike_devices(count: int, seed: int) -> Cluster:
@@ -117,6 +65,12 @@ def unlike_devices(count: int, seed: int) -> Cluster:
     return Cluster(devices, ClusterLink(12.5e6, 0.002), links)
 
 
+def unlike(name: str, units: int, devices: int, batch_size: int) -> Question:
+    """A random model on devices of all kinds."""
+    profile, _ = household(devices, units, devices=2)
+    return Question(name, profile, unlike_devices(devices, seed=devices), batch_size)
+
+
 def efficientnet() -> Question:
     """Times by the units' flops."""
     name = "efficientnet-b1"
@@ -128,10 +82,10 @@ def efficientnet() -> Question:
 QUESTIONS: Mapping[str, Callable[[], Question]] = {
     "efficientnet": efficientnet,
     "sixty-four": lambda: Question(
-        "sixty-four", transformer(32, 512, 64), unlike_devices(64, seed=64), 512
+        "sixty-four", household(64, 64, 2)[0], unlike_devices(64, seed=64), 512
     ),
     "thousand": lambda: Question(
-        "thousand", transformer(12, 768, 128), unlike_devices(1000, seed=1000), 1024
+        "thousand", household(1000, 24, 2)[0], unlike_devices(1000, seed=1000), 1024
     ),
 }
 

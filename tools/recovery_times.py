@@ -1,6 +1,6 @@
 """How long training stands still when a device dies. Real processes.
 
-    python tools/recovery_times.py --kills 20
+    python -m tools.recovery_times --kills 20
 
 Three stages on this machine: from SIGKILL to a member's process until the next new step. Bars: 5 s
 (p50), 10 s (p95). The model has 29.4 million parameters and is trained with momentum. Exit code 1
@@ -20,8 +20,6 @@ from pathlib import Path
 from statistics import median
 from time import monotonic
 from typing import Any
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.system.household import Device, Household
 

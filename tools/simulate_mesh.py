@@ -1,4 +1,4 @@
-"""Run thousands of simulated households: python tools/simulate_mesh.py --seeds 1000
+"""Run thousands of simulated households: python -m tools.simulate_mesh --seeds 1000
 
     swarm       faults of every kind, invariants after every event, then convergence
     detection   how soon a killed, frozen or unplugged device is declared dead
@@ -17,9 +17,6 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from p2ptrain.mesh.membership.membership_config import MembershipConfig
 from tests.simulation.crowd import measure_crowd

@@ -1,4 +1,4 @@
-"""Run thousands of simulated jobs under faults: python tools/simulate_recovery.py --seeds 1000
+"""Run thousands of simulated jobs under faults: python -m tools.simulate_recovery --seeds 1000
 
     jobs      devices die, freeze, lose links, come back; the holder and the coordinator too.
               Invariants after every event, then no faults, and training must go on
@@ -14,9 +14,6 @@ import sys
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.simulation.recovery.mutants import MUTANTS
 from tests.simulation.recovery.run import Result, run_seed

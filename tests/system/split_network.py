@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 
+from tests.support.splits import SHAPES, away
 from tests.system.household import Device, Household
 from tools.testbed.network import Network
-from tools.testbed.splits import SHAPES, away
 
 SCRIPT = str(Path(__file__).resolve().parent / "jobs" / "deep.py")
 CODE = "48151623"

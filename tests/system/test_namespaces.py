@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.splits import SHAPES
 from tests.support.thorough import examples_of
 from tests.system.household import Household, losses_alone
 from tests.system.split_network import split
 from tools.testbed.network import Network
-from tools.testbed.splits import SHAPES
 
 pytestmark = [pytest.mark.namespaces, pytest.mark.household, pytest.mark.timeout(300)]
 

@@ -24,8 +24,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-
 from p2ptrain.cli.planner_arguments import any_planner
 from tools.chaos import Chaos, Outcome, Settings
 

@@ -15,13 +15,15 @@ import itertools
 import os
 import subprocess
 from collections.abc import Iterator
-from typing import Self
+from typing import Self, TypeAlias
 
 from tools.testbed import quantities
 from tools.testbed.cable import Cable, ip
-from tools.testbed.splits import Blocked
 
 _numbers = itertools.count()
+
+Blocked: TypeAlias = frozenset[tuple[int, int]]
+"""Pairs of sender and receiver."""
 
 
 class Network:

@@ -4,7 +4,7 @@ from itertools import permutations
 
 import pytest
 
-from tools.testbed.splits import SHAPES, away, parts
+from tests.support.splits import SHAPES, away, parts
 
 
 @pytest.mark.parametrize("shape", SHAPES)

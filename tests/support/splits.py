@@ -11,7 +11,8 @@ from itertools import permutations
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-Blocked: TypeAlias = frozenset[tuple[int, int]]
+from tools.testbed.network import Blocked
+
 Shape: TypeAlias = Callable[[int, int], Blocked]
 
 
