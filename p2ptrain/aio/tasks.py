@@ -84,8 +84,20 @@ async def to_the_end(write: Callable[[], T]) -> T:
     try:
         return await asyncio.shield(writing)
     except asyncio.CancelledError:
-        await asyncio.wait([writing])
+        await outlast(writing)
         raise
+
+
+async def outlast(work: asyncio.Future[Any]) -> None:
+    """Wait until it has ended, however often this is cancelled; what it raises is dropped.
+
+    For callers that are cancelled already and end something that others rely on.
+    """
+    while not work.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait([work])
+    if not work.cancelled():
+        work.exception()
 
 
 def _only_error(group: BaseExceptionGroup[BaseException]) -> Error | None:

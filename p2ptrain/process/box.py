@@ -26,6 +26,7 @@ from typing import Protocol
 
 import psutil
 
+from p2ptrain.aio.tasks import outlast
 from p2ptrain.logs import get_logger
 from p2ptrain.process import zygote
 from p2ptrain.process.zygote import ANSWER, ASK, HEAD, KILL, NOWHERE, PLACE, READY
@@ -145,8 +146,7 @@ class Box:
                 return await asyncio.shield(settled)
             except asyncio.CancelledError:
                 child.kill()
-                with contextlib.suppress(Ended):
-                    await settled
+                await outlast(settled)  # the next question would read this one's status
                 raise
 
     async def _settle(self, child: Child, question: BoxTask) -> bytes:
@@ -304,13 +304,14 @@ class Zygote:
             PLACE.pack_into(self._page, 0, NOWHERE)
             ours, its = socket.socketpair()
             with its:
+                streams = await asyncio.open_unix_connection(sock=ours)
+                # no await from here on: each ASK has a caller that reads its status
                 try:
                     socket.send_fds(self._control, [ASK], [its.fileno()])
                 except OSError:
-                    ours.close()
+                    streams[1].close()
                     self.close()
                     continue
-            streams = await asyncio.open_unix_connection(sock=ours)
             return _Fork(self._control, self._page, streams)
         raise NoBox("the process that forks others has ended twice")
 

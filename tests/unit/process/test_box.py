@@ -88,6 +88,22 @@ async def test_who_no_longer_waits_ends_it(box: Box, zygote: Zygote) -> None:
     assert await box.ask(question("turn_round", b"ab")) == b"ba"
 
 
+async def test_whenever_and_however_often_one_is_cancelled_the_next_has_its_own_end(
+    box: Box,
+) -> None:
+    """Statuses come one after the other: one that is not read would be the next question's."""
+    for turns in range(8):
+        asking = asyncio.create_task(box.ask(question("hang")))
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.sleep(0)
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert (await ended(box, question("fail"))).by == "exit code 78", turns
+
+
 async def test_questions_of_several_wait_for_one_another(box: Box) -> None:
     answers = await asyncio.gather(*(box.ask(question("turn_round", b"ab")) for _ in range(3)))
     assert answers == [b"ba"] * 3
