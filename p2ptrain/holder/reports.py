@@ -47,6 +47,8 @@ class JobReports:
 
     Args:
         reported: what was reported already, by an earlier process too.
+
+    Attributes:
         write: writes down what is about to be reported.
     """
 
@@ -59,7 +61,7 @@ class JobReports:
     ) -> None:
         self._mesh = mesh
         self._emit = emit
-        self._write = write
+        self.write = write
         self._once = ReportOnce(reported)
         self._first_step = reported.step
         self._answer: ReconfigureReply | None = None  # of the generation in force
@@ -114,7 +116,7 @@ class JobReports:
         if unknown:
             log.info("reports_lost", steps=unknown, step=step)
             self._first_step += unknown  # an earlier process made them
-            self._write(self._once.reported)
+            self.write(self._once.reported)
 
     def resumed(self) -> None:
         """The first sample of a generation is on its way."""
@@ -150,7 +152,7 @@ class JobReports:
         if not self._once.step(step):
             return
         self.samples += samples
-        self._write(self._once.reported)
+        self.write(self._once.reported)
         failpoints.reach_now("journal.after", device=self._mesh.self_id, step=step - 1)
         now = monotonic()
         if self._sign_at is not None and self._answer is not None:
@@ -176,7 +178,7 @@ class JobReports:
     def evaluation(self, step: int, metrics: Mapping[str, float]) -> None:
         """The metrics after `step` updates."""
         if self._once.eval(step):
-            self._write(self._once.reported)
+            self.write(self._once.reported)
             self._emit(Eval(step, metrics))
 
     def left_out(self, step: int) -> None:

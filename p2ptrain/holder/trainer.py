@@ -263,7 +263,10 @@ class JobTrainer:
         if unevaluated:
             self._warn(unevaluated)
         journal = self._journal = Journal(self._folder, entry, self._warn)
-        self._reports = JobReports(self._mesh, entry.reported, self._emit, journal.committed)
+        if again is None:
+            self._reports = JobReports(self._mesh, entry.reported, self._emit, journal.committed)
+        else:
+            self._reports.write = journal.committed
         reason = "the training has ended"
         self._comparing = asyncio.create_task(self._compare(), name="compare")
         try:

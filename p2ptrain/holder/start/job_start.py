@@ -107,7 +107,8 @@ class JobStart:
         with timed(log, "captured_and_gathered"):
             async with task_scope() as group:
                 capturing = group.create_task(self._capture(job, again))
-                group.create_task(self._gather(wanted))
+                if again is None:  # else as many as are left go on
+                    group.create_task(self._gather(wanted))
         prepared, weights = capturing.result()
         mark = job_fingerprint(prepared, self._options)
         going_on = None if self._options.dry_run else await self._decide(mark, weights, found)
@@ -119,7 +120,7 @@ class JobStart:
             if prepared.loss_scale is not None:
                 prepared.loss_scale.begin(going_on.first_step, going_on.scales)
             return StartedJob(prepared, going_on, same)
-        if wanted is not None:
+        if wanted is not None and again is None:
             await self._gather(None)
         first = prepared.first_step
         reported = ReportedProgress(first, prepared.evaluated)

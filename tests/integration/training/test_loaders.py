@@ -27,7 +27,7 @@ from torch.utils.data import (
 
 from p2ptrain import events
 from p2ptrain.errors import CaptureError, OptionError, ScriptError
-from p2ptrain.events import Event, Failure, Plan, Step
+from p2ptrain.events import Done, Event, Failure, Plan, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -261,6 +261,11 @@ async def test_the_curve_is_plain_torchs(kind: str, count: int) -> None:
     assert plans == ["start", *more.get(kind, [])]
     numbers = [event.epoch for event in household.events if isinstance(event, Plan)]
     assert numbers == sorted(set(numbers))
+    steps = [event for event in household.events if isinstance(event, Step)]
+    (done,) = (event for event in household.events if isinstance(event, Done))
+    samples = sum(step.samples_per_s * step.seconds for step in steps)
+    assert done.samples_per_s * done.seconds == pytest.approx(samples)
+    assert done.seconds >= sum(step.seconds for step in steps)
 
 
 WAYS: dict[str, tuple[str, TrainOptions]] = {
@@ -289,7 +294,7 @@ async def test_loaders_go_with_every_way_to_train(way: str) -> None:
     assert household.losses == pytest.approx(expected, abs=near)
 
 
-@pytest.mark.parametrize("kind", ["stream", "lengths", "dicts"])
+@pytest.mark.parametrize("kind", ["stream", "lengths", "late", "dicts"])
 async def test_a_death_on_the_way_does_not_show(kind: str) -> None:
     trained = job(kind)
     killing: list[asyncio.Task[None]] = []
