@@ -463,7 +463,7 @@ class Slow(TensorDataset):
 async def test_data_that_is_slower_than_training_is_named_with_what_would_help() -> None:
     data = DataLoader(Slow(*table().tensors), batch_size=6)
     async with devices(1) as household:
-        options = TrainOptions(local=True, steps=10)
+        options = TrainOptions(local=True, steps=14)  # some are read before the first
         await household.holder_run(job("ragged", data=data), options).run()
     said = [e.message for e in household.events if isinstance(e, events.Warning)]
     (named,) = [message for message in said if message.startswith("waiting for data")]

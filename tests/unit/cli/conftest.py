@@ -106,20 +106,20 @@ class FakeNode:
 
 @pytest.fixture
 def node(monkeypatch: pytest.MonkeyPatch) -> type[FakeNode]:
-    """`p2ptrain.api` with a fake Node and a fake `train`."""
+    """`p2ptrain.api` with a fake Node and a fake training on this device alone."""
     module = types.ModuleType("p2ptrain.api.node")
     training = types.ModuleType("p2ptrain.api.train")
     monkeypatch.setattr(FakeNode, "made", [])
     monkeypatch.setattr(FakeNode, "on_ready", None)
     monkeypatch.setattr(FakeNode, "script", _two_steps)
     module.Node = FakeNode  # type: ignore[attr-defined]
-    module.local_calls = []  # type: ignore[attr-defined]
 
-    def train(job: Any, **options: Any) -> None:
-        module.local_calls.append((job, options))
-        options["on_event"](Done(steps=2, seconds=0.2, samples_per_s=10.0, out=None))
+    async def train_alone(
+        job: Any, chosen: Any, on_event: Callable[[Any], None], node: Any, on_limit: Any = None
+    ) -> None:
+        on_event(Done(steps=2, seconds=0.2, samples_per_s=10.0, out=None))
 
-    training.train = train  # type: ignore[attr-defined]
+    training.train_alone = train_alone  # type: ignore[attr-defined]
     monkeypatch.setattr(loading, "import_training", lambda: None)
     monkeypatch.setitem(sys.modules, "p2ptrain.api.node", module)
     monkeypatch.setitem(sys.modules, "p2ptrain.api.train", training)

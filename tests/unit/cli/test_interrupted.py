@@ -40,11 +40,13 @@ def test_an_interrupted_training_says_where_it_stopped_and_what_is_kept(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    def interrupted(job: object, *, on_event: Callable[[Event], None], **_: object) -> None:
+    async def interrupted(
+        job: object, chosen: object, on_event: Callable[[Event], None], *_: object
+    ) -> None:
         on_event(Step(step=709, loss=1.0, samples_per_s=1.0, seconds=1.0))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("p2ptrain.api.train.train", interrupted)
+    monkeypatch.setattr("p2ptrain.api.train.train_alone", interrupted)
     monkeypatch.chdir(tmp_path)
     script = tmp_path / "script.py"
     script.write_text(_SCRIPT)
