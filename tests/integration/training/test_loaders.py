@@ -28,6 +28,7 @@ from torch.utils.data import (
 from p2ptrain import events
 from p2ptrain.errors import CaptureError, OptionError, ScriptError
 from p2ptrain.events import Done, Event, Failure, Plan, Step
+from p2ptrain.job.callbacks import StopTraining
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -461,10 +462,14 @@ class Slow(TensorDataset):
 
 
 async def test_data_that_is_slower_than_training_is_named_with_what_would_help() -> None:
+    def stop_once_named(event: Event) -> None:
+        if isinstance(event, events.Warning) and event.message.startswith("waiting for data"):
+            raise StopTraining
+
     data = DataLoader(Slow(*table().tensors), batch_size=6)
+    trained = job("ragged", data=data, epochs=6, callbacks=[stop_once_named])
     async with devices(1) as household:
-        options = TrainOptions(local=True, steps=14)  # some are read before the first
-        await household.holder_run(job("ragged", data=data), options).run()
+        await household.holder_run(trained, TrainOptions(local=True)).run()
     said = [e.message for e in household.events if isinstance(e, events.Warning)]
     (named,) = [message for message in said if message.startswith("waiting for data")]
     assert re.fullmatch(r"waiting for data \d\d+% of the time: num_workers=\d+", named)
