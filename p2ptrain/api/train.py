@@ -142,6 +142,7 @@ async def train_alone(
         return await drawn_result(run, run.result())
     finally:
         looking.cancel()
+        await asyncio.gather(looking, return_exceptions=True)
         await run.cancel()
         await member.close()
         await mesh.close()
