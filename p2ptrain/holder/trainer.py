@@ -37,7 +37,7 @@ from p2ptrain.holder.fact_gatherer import FactGatherer
 from p2ptrain.holder.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.generation import HolderGeneration, SentWrong
 from p2ptrain.holder.generation_runner import GenerationWork
-from p2ptrain.holder.input.batch_layout import NewSize, ReadBatch
+from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.job_record import JobRecord
@@ -48,7 +48,7 @@ from p2ptrain.holder.round_watch import WATCHED, RoundWatch
 from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, judged, noted
 from p2ptrain.holder.start import job_registry
 from p2ptrain.holder.start.job_start import JobStart, StartedJob, given_plan
-from p2ptrain.holder.start.journal import Journal
+from p2ptrain.holder.start.journal import Journal, JournalEntry
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
 from p2ptrain.holder.start.prepare import whole_state
 from p2ptrain.holder.start.prepared_job import CapturedAgain, PreparedJob
@@ -78,6 +78,7 @@ from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.not_finite import MicroBatchNotFinite
+from p2ptrain.state.checkpoint_files import Checkpoint
 from p2ptrain.state.checksums import Digest
 from p2ptrain.state.fetch import state_check, version_source
 from p2ptrain.state.transfer_client import Known
@@ -97,11 +98,14 @@ class _OtherSizes(Exception):  # it is no error
 
     Args:
         prepared: by which the state is put into the user's module.
+        point: that state.
     """
 
-    def __init__(self, which: NewSize, prepared: PreparedJob, again: CapturedAgain) -> None:
+    def __init__(
+        self, which: NewSize, prepared: PreparedJob, point: Checkpoint, again: CapturedAgain
+    ) -> None:
         super().__init__("its model is captured for other sizes")
-        self.which, self.prepared, self.again = which, prepared, again
+        self.which, self.prepared, self.point, self.again = which, prepared, point, again
 
 
 class JobTrainer:
@@ -137,7 +141,7 @@ class JobTrainer:
         self._start = JobStart(*asked, settings.answer_seconds)
         self._id = ""  # until it is known which job this is
         self._prepared: PreparedJob  # from then on
-        self._news: tuple[ReadBatch, ...] = ()  # whose sizes it is captured for, besides the first
+        self._entry: JournalEntry  # as this process began with it
         self._weights: TrainedWeights
         self._journal: Journal
         self._reports: JobReports
@@ -228,7 +232,7 @@ class JobTrainer:
                 await self._run_captured(None if sizes is None else sizes.again)
                 return
             except _OtherSizes as found:
-                step = found.again.checkpoint.progress.step
+                step = found.point.progress.step
                 if found.which.batch is None:
                     raise self._of_one_size(found, None) from None
                 self._warn(f"{found.which.what}: the model is captured again after step {step}")
@@ -240,8 +244,8 @@ class JobTrainer:
 
     def _of_one_size(self, sizes: _OtherSizes, error: UserError | None) -> UserError:
         """Why the job ends before a batch, and where its weights are."""
-        progress, words = sizes.again.checkpoint.progress, sizes.which.what
-        sizes.prepared.captured.load_state(sizes.again.checkpoint.model)
+        progress, words = sizes.point.progress, sizes.which.what
+        sizes.prepared.captured.load_state(sizes.point.model)
         if self._options.out is not None:
             self._weights.write(self._options.out)
             words += f"; {self._options.out} has the weights of step {progress.step}"
@@ -252,7 +256,7 @@ class JobTrainer:
         started = await self._start.run(self._job, again)
         entry, prepared = started.entry, started.prepared
         self._id, self._prepared = entry.job, prepared
-        self._news = () if again is None else again.batches
+        self._entry = entry
         self._callbacks.recall(self._id, entry.stopped)
         loader_memory.recall(self._folder, self._id, prepared.batches)
         for warning in prepared.warnings:
@@ -596,9 +600,13 @@ class JobTrainer:
 
     async def _captured_again(self, epoch: HolderGeneration, which: NewSize) -> _OtherSizes:
         point = await self._weights.checkpoint(epoch, self._reports.reported.step)
-        batches = self._news if which.batch is None else (*self._news, which.batch)
-        again = CapturedAgain(point, batches, epoch.assignment.key.epoch + 1)
-        return _OtherSizes(which, self._prepared, again)
+        sizes = self._entry.sizes
+        again = CapturedAgain(
+            sizes if which.batch is None else (*sizes, which.batch.sizes),
+            self._entry.first_fingerprint or self._entry.fingerprint,
+            *(point, which.batch, epoch.assignment.key.epoch + 1),
+        )
+        return _OtherSizes(which, self._prepared, point, again)
 
     async def _note_stop(self) -> None:
         if self._callbacks.stopped_at is not None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy
 import torch
@@ -29,6 +29,9 @@ from p2ptrain.holder.input.checked_dataset import (
 from p2ptrain.job.batch_parts import shown, split_batch
 from p2ptrain.job.rounds import MOST_LENGTHS
 from p2ptrain.model.capture.scored_module import VaryingSize
+
+SampleSizes: TypeAlias = tuple[tuple[int, ...], ...]
+"""What a sample's tensors of a batch measure, in their order."""
 
 _CONSTANTS = (bool, int, float, str, type(None))
 
@@ -59,6 +62,11 @@ class ReadBatch:
         parts = (self.input,) if self.target is None else (self.input, self.target)
         found = (leaf for part in parts for _, leaf in walk("", part))
         return [leaf for leaf in found if isinstance(leaf, Tensor)]
+
+    @property
+    def sizes(self) -> SampleSizes:
+        """Of its tensors."""
+        return tuple(tuple(leaf.shape[1:]) for leaf in self.leaves)
 
     @property
     def nbytes(self) -> int:
@@ -108,19 +116,18 @@ class BatchLayout:
         self.leaves: tuple[SampleLeaf, ...] = ()
         self.varying: tuple[VaryingSize, ...] = ()
 
-    def settle(self, more: Iterable[ReadBatch] = ()) -> None:
+    def settle(self, more: Iterable[SampleSizes] = ()) -> None:
         """What is the same in all batches so far must be so in all others.
 
         Args:
-            more: batches that came later, before the model was captured again.
+            more: of batches that came later, before the model was captured again.
 
         Raises:
             ScriptError: too many sizes vary, each for itself.
         """
-        for batch in more:
-            shapes = (tuple(leaf.shape[1:]) for leaf in batch.leaves)
+        for sizes in more:
             paths = (leaf.path for leaf in self.leaves)
-            self._seen.append(dict(zip(paths, shapes, strict=True)))
+            self._seen.append(dict(zip(paths, sizes, strict=True)))
         found: dict[tuple[int, ...], list[tuple[int, str, int]]] = {}
         for index, leaf in enumerate(self.leaves):
             for dimension in range(len(leaf.shape)):

@@ -294,7 +294,7 @@ class PlainBatches:
     """What the user's own module computes on the first batches of a job.
 
     Args:
-        news: batches that came later, of other sizes: the newest takes the place of the second.
+        newest: of those that came late, of other sizes: it takes the place of the second.
     """
 
     def __init__(
@@ -303,9 +303,9 @@ class PlainBatches:
         samples: SampleReader,
         order: FirstBatches,
         evaluation: OpenedEvaluation | None,
-        news: Sequence[ReadBatch] = (),
+        newest: ReadBatch | None = None,
     ) -> None:
-        self._job, self._samples, self._order, self._news = job, samples, order, news
+        self._job, self._samples, self._order, self._newest = job, samples, order, newest
         self._evaluated = None if evaluation is None else evaluation.samples
 
     def computed(self, least: int) -> PlainRun | None:
@@ -335,8 +335,8 @@ class PlainBatches:
             return None
 
     def _batch(self, step: int, samples: int) -> Batch:
-        if step == 1 and self._news:
-            return self._news[-1].rows(0, samples)
+        if step == 1 and self._newest is not None:
+            return self._newest.rows(0, samples)
         indices = self._order.batch(step)[:samples]
         return self._samples.collate(indices, batch_seed(self._job.seed, step))
 

@@ -111,6 +111,11 @@ class JobStart:
                     group.create_task(self._gather(wanted))
         prepared, weights = capturing.result()
         mark = job_fingerprint(prepared, self._options)
+        if again is None and wanted is not None and mark == wanted.first_fingerprint:
+            again = CapturedAgain(wanted.sizes, mark)
+            await run_in_background(prepared.close)
+            prepared, weights = await self._capture(job, again)
+            mark = job_fingerprint(prepared, self._options)
         going_on = None if self._options.dry_run else await self._decide(mark, weights, found)
         if going_on is not None:
             log.info("job_goes_on", job=going_on.job, step=going_on.reported.step)
@@ -120,13 +125,19 @@ class JobStart:
             if prepared.loss_scale is not None:
                 prepared.loss_scale.begin(going_on.first_step, going_on.scales)
             return StartedJob(prepared, going_on, same)
-        if wanted is not None and again is None:
+        if wanted is not None:
             await self._gather(None)
         first = prepared.first_step
         reported = ReportedProgress(first, prepared.evaluated)
         entry = JournalEntry(job_id(mark, secrets.token_hex(8)), mark, weights, first, reported)
         if again is not None:
-            entry = replace(entry, next_epoch=again.next_epoch)
+            entry = replace(
+                entry,
+                next_epoch=again.next_epoch,
+                measured=prepared.job.numbers.measured,
+                sizes=again.sizes,
+                first_fingerprint=again.first_fingerprint,
+            )
         if prepared.loss_scale is not None:
             entry = replace(entry, scales=prepared.loss_scale.rows)
         return StartedJob(prepared, entry, has_first_weights=True)

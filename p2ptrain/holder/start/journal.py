@@ -23,6 +23,7 @@ from time import monotonic
 from typing import Annotated, Any, Literal
 
 from p2ptrain.errors import ProtocolError, UserError
+from p2ptrain.holder.input.batch_layout import SampleSizes
 from p2ptrain.job.update_numbers import Measured
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
@@ -75,6 +76,8 @@ class JournalEntry:
         measured: what a scheduler has seen of evaluations.
         stopped: updates with which a callback has ended it; None = none has.
         scales: of the loss, as `LossScale` notes them.
+        sizes: of batches that came late, for which the model was captured again: of each sample.
+        first_fingerprint: from before that; "" where it was not.
     """
 
     job: str
@@ -90,14 +93,17 @@ class JournalEntry:
     measured: Measured = ()
     stopped: int | None = None
     scales: ScaleRows = ()
+    sizes: tuple[SampleSizes, ...] = ()
+    first_fingerprint: str = ""
 
     def got_somewhere(self, weights: str) -> bool:
         """Whether anything would be lost by starting again from the weights of that digest.
 
         Nothing is before the first plan; nor, where the process that begins now has drawn other
         weights, before a step was reported: what this device had itself may be nowhere else yet.
+        One whose model was captured again has made steps before.
         """
-        is_reported = self.reported.step > self.first_step
+        is_reported = bool(self.sizes) or self.reported.step > self.first_step
         return self.in_force is not None and (is_reported or weights == self.weights)
 
     @property
@@ -323,6 +329,8 @@ class _JobFile:
     measured: Annotated[tuple[tuple[Count, str], ...], Rare()] = ()
     stopped: Count | None = None
     scales: Annotated[tuple[tuple[Count, float], ...], Rare()] = ()
+    sizes: Annotated[tuple[tuple[tuple[Count, ...], ...], ...], Rare()] = ()
+    first_fingerprint: Annotated[str, Rare()] = ""
 
 
 def _to_json(entry: JournalEntry) -> dict[str, Any]:
@@ -337,6 +345,8 @@ def _to_json(entry: JournalEntry) -> dict[str, Any]:
         measured=tuple((step, metric.hex()) for step, metric in entry.measured),
         stopped=entry.stopped,
         scales=entry.scales,
+        sizes=entry.sizes,
+        first_fingerprint=entry.first_fingerprint,
     )
     return write_form(job)
 
@@ -356,6 +366,8 @@ def _entry(job: _JobFile, reported: bytes | None) -> JournalEntry:
         tuple((step, _read_metric(text)) for step, text in job.measured),
         job.stopped,
         job.scales,
+        job.sizes,
+        job.first_fingerprint,
     )
 
 

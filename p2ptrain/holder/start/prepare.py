@@ -127,12 +127,12 @@ def _prepared(
     if job.eval_data is not None:
         evaluation = open_evaluation(job, opened, randomness_lock)
         sources.append(evaluation.batches)
-    news = () if again is None else again.batches
     if opened.layout is not None:
-        opened.layout.settle(news)
+        opened.layout.settle(() if again is None else again.sizes)
     example = samples.collate([0, 1 % len(samples)], "example")
     evaluates = evaluation is not None
-    first = PlainBatches(job, samples, order, evaluation, news)
+    newest = None if again is None else again.batch
+    first = PlainBatches(job, samples, order, evaluation, newest)
     with timed(log, "computed_plainly"):
         plain = first.computed(1)
     with timed(log, "exported"), _explained(job, samples, order):
@@ -209,7 +209,7 @@ def _prepared(
         outdated=outdated,
         compare=partial(compared, job.model, captured, plain),
     )
-    if again is not None:
+    if again is not None and again.checkpoint is not None:
         return from_checkpoint(prepared, options, again.checkpoint, [])
     return prepared if options.resume is None else resumed(prepared, options)
 

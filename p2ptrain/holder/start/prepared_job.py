@@ -11,9 +11,10 @@ from torch import Tensor
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.holder import loader_memory
 from p2ptrain.holder.input.batch_counts import BatchCount, Slices
-from p2ptrain.holder.input.batch_layout import ReadBatch
+from p2ptrain.holder.input.batch_layout import ReadBatch, SampleSizes
 from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.input.mini_batches import BatchSource, EvaluationSource
+from p2ptrain.holder.start.journal import FIRST_EPOCH
 from p2ptrain.holder.start.model_limits import NOWHERE, Across
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import Round, RoundMode
@@ -188,14 +189,18 @@ class CapturedAgain:
     """What a job goes on with once its model is captured for sizes that differ late.
 
     Attributes:
-        checkpoint: its state, before the batch that differs.
-        batches: each of a size that those before it did not have; the newest is the last.
+        sizes: of batches that came late; each has one that those before it did not have.
+        first_fingerprint: of the job as it was captured first.
+        checkpoint: its state, before the batch that differs; None = an earlier process had it.
+        batch: the newest of them.
         next_epoch: first generation number that was never used.
     """
 
-    checkpoint: Checkpoint
-    batches: tuple[ReadBatch, ...]
-    next_epoch: int
+    sizes: tuple[SampleSizes, ...]
+    first_fingerprint: str
+    checkpoint: Checkpoint | None = None
+    batch: ReadBatch | None = None
+    next_epoch: int = FIRST_EPOCH
 
 
 def resumed(prepared: PreparedJob, options: TrainOptions) -> PreparedJob:

@@ -313,11 +313,15 @@ async def test_a_death_on_the_way_does_not_show(kind: str) -> None:
     assert_plain(household, trained, kind)
 
 
-@pytest.mark.parametrize("kind", ["ragged", "stream", "dicts"])
-async def test_a_killed_holder_goes_on_with_the_same_batches(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "step"), [("ragged", 5), ("stream", 5), ("dicts", 5), ("late", 25)]
+)
+async def test_a_killed_holder_goes_on_with_the_same_batches(
+    kind: str, step: int, tmp_path: Path
+) -> None:
     options = TrainOptions(wait_for=3, planner="pp")
     async with devices(3) as household:
-        process = await killed(household, tmp_path, 5, job(kind), options)
+        process = await killed(household, tmp_path, step, job(kind), options)
         trained = job(kind)
         await again(household, process, trained, options)
     assert_plain(household, trained, kind)
