@@ -232,7 +232,7 @@ async def test_one_command_is_several_members(household: Household) -> None:
     seen = len(first.said)
     said = "the member on cpu has ended"
     await first.expect_that(lambda event: said in event.get("message", ""), said)
-    await first.expect("ready", since=seen)
+    await first.expect("ready", since=seen, name="desk-2")
     child = _second_member(first)
     first.terminate()
     assert await first.exit_code() == 0
