@@ -119,15 +119,18 @@ def run(args: argparse.Namespace, output: Output) -> int:
             else:
                 event_loop.run(_train(job, chosen, args, output, shown, live))
         except (KeyboardInterrupt, RunCancelled) as error:  # by a signal, or on the page
-            raise Interrupted(_stopped_at(shown.step, steps, args.checkpoint)) from error
+            raise Interrupted(_stopped_at(shown.step, steps, args)) from error
     return DONE
 
 
-def _stopped_at(step: int, steps: int | None, checkpoint: Path | None) -> str:
+def _stopped_at(step: int, steps: int | None, args: argparse.Namespace) -> str:
+    """Of `--out` the trainer itself has said whether it was written."""
     where = f"Stopped at step {step:,}{'' if steps is None else f' of {steps:,}'}."
-    if checkpoint is None:
-        return f"{where} No weights were saved: use --checkpoint DIR to be able to go on."
-    return f"{where} To go on from the last checkpoint, if there is one yet: --resume {checkpoint}"
+    if args.checkpoint is not None:
+        last = f"To go on from the last checkpoint, if there is one yet: --resume {args.checkpoint}"
+        return f"{where} {last}"
+    kept = "No weights were saved: use" if args.out is None else "Use"
+    return f"{where} {kept} --checkpoint DIR to be able to go on."
 
 
 LOOK_SECONDS = 1.0
@@ -178,7 +181,7 @@ def _train_ranked(args: argparse.Namespace, output: Output) -> int:
     except (KeyboardInterrupt, RunCancelled) as error:
         exit_code = INTERRUPTED
         if is_first:
-            raise Interrupted(_stopped_at(shown.step, steps, args.checkpoint)) from error
+            raise Interrupted(_stopped_at(shown.step, steps, args)) from error
     except Exception:
         if is_first or args.debug:
             raise

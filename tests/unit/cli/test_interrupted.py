@@ -30,8 +30,9 @@ def job():
     [
         ([], "No weights were saved: use --checkpoint DIR"),
         (["--checkpoint", "kept"], "--resume kept"),
+        (["--out", "kept.safetensors"], "of 1,200. Use --checkpoint DIR"),
     ],
-    ids=["nothing kept", "checkpoints"],
+    ids=["nothing kept", "checkpoints", "weights"],
 )
 def test_an_interrupted_training_says_where_it_stopped_and_what_is_kept(
     options: list[str],
