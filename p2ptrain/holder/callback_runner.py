@@ -243,7 +243,7 @@ class CallbackRunner:
         self._waiting -= 1
         self.stopped = self.stopped or stopped
         if failure is not None:
-            if self.failure is not None:
+            if self.failure is not None and str(failure) != str(self.failure):
                 log.warning("callback_failed_again", why=str(failure))
             self.failure = self.failure or failure
         if not self._waiting:

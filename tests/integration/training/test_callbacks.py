@@ -166,6 +166,18 @@ async def test_what_a_callback_raises_ends_the_job_with_that_error(hook: str) ->
     assert isinstance(end, Done if hook == "on_end" else events.Error)
 
 
+async def test_the_same_failure_at_the_end_is_not_said_twice(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(event: Event) -> None:
+        raise KeyError("oops")
+
+    async with devices(1) as household:
+        with pytest.raises(KeyError, match="oops"):
+            await household.holder_run(evaluated(broken), one_stage_each(1, 99)).run()
+    assert not [r for r in caplog.records if r.name.endswith("callback_runner")]
+
+
 async def test_errors_of_the_network_that_a_callback_raises_end_the_job_too() -> None:
     def at(event: Event) -> None:
         if isinstance(event, Step):
