@@ -13,6 +13,7 @@ from p2ptrain import failpoints
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
+from p2ptrain.coordinator.link_survey import ASSUMED
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, planner_question
 from p2ptrain.coordinator.memory_model import taken_beside_bytes
 from p2ptrain.coordinator.profile_pooling import mixed_kinds
@@ -33,7 +34,7 @@ from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
-from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
@@ -409,5 +410,7 @@ def _measured(
 ) -> tuple[Profile, Cluster]:
     household = MeasuredCluster.of(made.candidates.values(), surveyor.links, holder, frozenset())
     profile, cluster = planner_question(planning, household)
-    cluster = replace(cluster, devices=tuple(sorted(cluster.devices, key=lambda one: one.name)))
+    devices = tuple(sorted(cluster.devices, key=lambda one: one.name))
+    unmeasured = ClusterLink(ASSUMED.bytes_per_s, ASSUMED.latency_s)
+    cluster = replace(cluster, devices=devices, default_link=unmeasured)
     return profile if planning.maps is None else with_windows(profile, planning.maps), cluster

@@ -126,6 +126,7 @@ async def test_a_dry_run_writes_what_planners_read_and_trains_nothing(tmp_path: 
         read = Cluster.from_json(json.loads(cluster.read_text()))
         assert [device.name for device in read.devices] == ["a", "b", "c"]
         assert read.holder.name == "a"
+        assert read.default_link is not None  # for a device that is written in by hand
         assert all(device.times is not None and device.memory_bytes for device in read.devices)
         model = Profile.from_json(json.loads(profile.read_text()))
         assert model.times.unit_count == made.stages[-1].units[1]
