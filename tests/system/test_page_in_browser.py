@@ -130,6 +130,7 @@ async def test_by_keyboard_alone_a_device_is_removed_and_a_job_stopped(
         await tab_to("Pause")
         await pressed("/api/pause")
         household.job = replace(household.job, state="paused")
+        await expect(shown.get_by_role("button", name="Resume")).to_be_visible()
         await tab_to("Resume")
         await pressed("/api/resume")
         await tab_to("Stop")
