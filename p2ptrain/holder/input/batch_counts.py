@@ -145,8 +145,10 @@ _SAME_VALUES = frozenset({"view", "reshape", "flatten", "alias", "to", "_to_copy
 
 
 def token_place(description: ModelDescription) -> int | None:
-    """Which of the values that enter the first unit are token ids: sequences that an embedding
-    reads. None: none are."""
+    """Position of the token ids among the values that enter the first unit; None without any.
+
+    Token ids are what an embedding reads, of two dimensions or more.
+    """
     nodes = description.train.nodes
     entering = description.crossing_values(0, "train")
     for node in nodes:

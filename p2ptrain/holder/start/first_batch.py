@@ -1,8 +1,11 @@
-"""Why the user's own module cannot compute the first batch of the data, in the user's words.
+"""The first batches of the data, computed by the user's own module.
 
-Called where the capture or the trial has failed. The module computes the batch as the job has it,
-with all its samples. If that fails as well, its layer and the types, sizes and labels of the data
-are compared with what the layer takes. If it does not, the number of samples is the cause.
+`PlainBatches` and `compared`: what is captured computes the same.
+
+`explained`, where the capture or the trial has failed: why, in the user's words. The module
+computes the batch as the job has it, with all its samples. If that fails as well, its layer and the
+types, sizes and labels of the data are compared with what the layer takes. If it does not, the
+number of samples is the cause.
 """
 
 from __future__ import annotations
@@ -34,6 +37,19 @@ from p2ptrain.model.capture.trial_runs import silence_torch_logs
 from p2ptrain.model.stage.determinism import randomness_lock
 from p2ptrain.model.stage.failures import first_line
 from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
+
+log = get_logger(__name__)
+
+COMPARED = ComparedBatches()
+"""On which the captured model is compared with the user's own."""
+
+_NOT_COMPARED = (
+    "the captured model was not compared with the module itself: there is too little memory here "
+    "for another copy of its weights and their gradients"
+)
+
+_COPIES = 4
+"""Of trained weights: as they were, their gradients, those before them, and values between."""
 
 _WIDTHS = {
     nn.Linear: ("in_features", -1),
@@ -274,20 +290,6 @@ def _leaves(value: object) -> list[Tensor]:
 def _cut(batch: tuple[Collated, Collated], samples: int) -> tuple[Collated, Collated]:
     cut: tuple[Collated, Collated] = torch.utils._pytree.tree_map(lambda t: t[:samples], batch)
     return cut
-
-
-log = get_logger(__name__)
-
-COMPARED = ComparedBatches()
-"""On which the captured model is compared with the user's own."""
-
-_NOT_COMPARED = (
-    "the captured model was not compared with the module itself: there is too little memory here "
-    "for another copy of its weights and their gradients"
-)
-
-_COPIES = 4
-"""Of trained weights: as they were, their gradients, those before them, and values between."""
 
 
 class PlainBatches:
