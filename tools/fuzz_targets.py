@@ -234,7 +234,7 @@ def _json(value: Any) -> bytes:
 
 
 def _net() -> list[Target]:
-    header = encode_header("train.values", {"job": "j", "epoch": 3, "values": [["a"]]})
+    header = encode_header("train.values", {"job": "j", "generation": 3, "values": [["a"]]})
     frame = pack_prefix(1, FrameFlag.FIRST | FrameFlag.LAST, len(header), 0, 0) + header
     block = lz4.block.compress(bytes(4096), store_size=False)
     return [
@@ -686,8 +686,8 @@ def _trusted() -> bytes:
 
 def _journal() -> bytes:
     fields = {
-        **{"format": "p2ptrain.job/1", "job": "j", "fingerprint": "f", "weights": "w"},
-        **{"first_step": 0, "next_epoch": 3, "lineage": [[1, 0, 0]], "assignment": None},
+        **{"format": "p2ptrain.job/2", "job": "j", "fingerprint": "f", "weights": "w"},
+        **{"first_step": 0, "next_generation": 3, "lineage": [[1, 0, 0]], "assignment": None},
         **{"plan": None, "stable": [3, 1], "took_part": {ME: 1}},
     }
     return seal_json(fields)

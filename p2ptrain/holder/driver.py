@@ -74,7 +74,7 @@ class JobDriver:
     Args:
         planning: what is planned for first.
         unit_names: of the model's units, for messages.
-        work: what the job does in an epoch.
+        work: what the job does in a generation.
         memory: what it has behind it.
         steps: updates in all; None = it is not known.
         recovery: how it is planned after a device is gone.
@@ -209,8 +209,8 @@ class JobDriver:
 
     def _on_sign(self, sign: holder_events.HolderEvent) -> None:
         match sign:
-            case holder_events.MemberDied(device) if self._runs.epoch is not None:
-                self.reports.hint(device, self._runs.epoch.memory_hint(device))
+            case holder_events.MemberDied(device) if self._runs.generation is not None:
+                self.reports.hint(device, self._runs.generation.memory_hint(device))
             case holder_events.MemberAppeared(device) if device != self._mesh.self_id:
                 self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
             case holder_events.LinkRestored(one, device) if one == self._mesh.self_id:
@@ -287,7 +287,7 @@ class JobDriver:
             case holder_instructions.AskCoordinator(ask):
                 if self._asking is not None:
                     self._asking.cancel()
-                self._asking = self._tasks.spawn(self._ask(ask), "make an epoch ready")
+                self._asking = self._tasks.spawn(self._ask(ask), "make a generation ready")
             case holder_instructions.BeginGeneration(_, _, reason, alive):
                 self._begin(reason, alive)
             case holder_instructions.RetainOnly(versions, alive):
@@ -315,7 +315,7 @@ class JobDriver:
     def _freeze(self) -> None:
         self.reports.trouble()
         self._memory.pause()
-        self.copies.end_epoch()
+        self.copies.end_generation()
         self._runs.freeze()
 
     async def _ask(self, ask: GenerationRequest) -> None:
@@ -331,7 +331,7 @@ class JobDriver:
             self._given,
             wants_expected=not self.elastic.knows_plan,
         )
-        with timed(log, "epoch_made_ready"):
+        with timed(log, "generation_made_ready"):
             change = Reconfiguration(
                 self._mesh,
                 request,
@@ -365,7 +365,7 @@ class JobDriver:
             holder_events.GenerationReady(number, placement_of(reply.assignment), reply.choice)
         )
         placed = self._core.history.placed
-        if placed is None or placed.epoch != reply.assignment.key.epoch:
+        if placed is None or placed.generation != reply.assignment.key.generation:
             self._answer = old
         else:
             self._refusal = self._given = None
@@ -405,7 +405,7 @@ class JobDriver:
         asynchronous = in_force.assignment.asynchrony is not None
         return self._planning.settled(asynchronous=asynchronous)
 
-    # -- an epoch --------------------------------------------------------------------------------
+    # -- a generation -----------------------------------------------------------------------------
 
     def _begin(self, reason: ReconfigureReason, alive: frozenset[str]) -> None:
         answer = self._answer

@@ -247,7 +247,7 @@ class HolderGeneration:
         """What the stages are after `step` updates, the one that the generation begins with
         included."""
         first = self.assignment.version
-        return first if step == first.step else Version(step, self.assignment.key.epoch)
+        return first if step == first.step else Version(step, self.assignment.key.generation)
 
     async def gather(self, source: str) -> dict[str, Tensor]:
         """The whole state, by `model:` and `optimizer:` names, from `source` of every stage."""
@@ -429,7 +429,7 @@ class HolderGeneration:
                 self.tracker.fail(PartFailed(peer, name, bug))
 
     def _stage(self, peer: str, message: Message) -> int | None:
-        """The stage a message speaks for; None if it is of another epoch."""
+        """The stage a message speaks for; None if it is of another generation."""
         spoken = StageKey.read(message.fields)
         if spoken.key != self.assignment.key:
             return None

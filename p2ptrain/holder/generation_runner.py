@@ -39,7 +39,7 @@ class GenerationWork:
     """What a job does while a generation runs.
 
     Attributes:
-        make_epoch: an answer's generation, before it begins.
+        make_generation: an answer's generation, before it begins.
         train: the rounds from updates applied on, evaluations up to a step left out; returns
             whether they were all made, or else the generation was drained.
         bring_home: reads the weights, and writes what is asked for.
@@ -47,7 +47,7 @@ class GenerationWork:
         checked: waits until it is known that the job may begin; raises why it may not.
     """
 
-    make_epoch: Callable[[ReconfigureReply], HolderGeneration]
+    make_generation: Callable[[ReconfigureReply], HolderGeneration]
     train: Callable[[HolderGeneration, int, int], Coroutine[Any, Any, bool]]
     bring_home: Callable[[HolderGeneration], Coroutine[Any, Any, None]]
     announce: Callable[[ReconfigureReply, ReconfigureReason], None]
@@ -63,7 +63,7 @@ class GenerationRunner:
         hangs: is called for a device that does not do what it is asked for.
 
     Attributes:
-        epoch: the one in force or, stopped, the last; None before the first.
+        generation: the one in force or, stopped, the last; None before the first.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class GenerationRunner:
         hangs: Callable[[Hangs], None],
         settings: RecoverySettings,
     ) -> None:
-        self.epoch: HolderGeneration | None = None
+        self.generation: HolderGeneration | None = None
         self._mesh = mesh
         self._work = work
         self._reports = reports
@@ -97,22 +97,22 @@ class GenerationRunner:
             alive: members to notify, those without a part included.
         """
         self._answer, self._alive = answer, alive
-        self.epoch = self._work.make_epoch(answer)
+        self.generation = self._work.make_generation(answer)
 
     def train(self) -> None:
         """Its rounds, from the version that it begins with."""
-        assert self.epoch is not None
-        self._run(self._train(self.epoch))
+        assert self.generation is not None
+        self._run(self._train(self.generation))
 
     def bring_home(self) -> None:
         """The weights."""
-        assert self.epoch is not None
-        self._run(self._go_home(self.epoch))
+        assert self.generation is not None
+        self._run(self._go_home(self.generation))
 
     def drain(self) -> None:
         """Order no further round."""
-        if self.epoch is not None:
-            self.epoch.draining.set()
+        if self.generation is not None:
+            self.generation.draining.set()
 
     def freeze(self) -> None:
         """End what runs."""
@@ -128,8 +128,8 @@ class GenerationRunner:
 
     def close(self) -> None:
         """Listen no more."""
-        if self.epoch is not None:
-            self.epoch.close()
+        if self.generation is not None:
+            self.generation.close()
 
     async def welcome(self, device: str, trains: Callable[[], bool]) -> None:
         """What it keeps for a generation before the one that runs is of no use.
@@ -137,80 +137,84 @@ class GenerationRunner:
         Args:
             trains: whether a generation is in force.
         """
-        if self.epoch is not None and trains() and device not in self.epoch.assignment.devices:
-            await self.epoch.begin_without(device)
+        if (
+            self.generation is not None
+            and trains()
+            and device not in self.generation.assignment.devices
+        ):
+            await self.generation.begin_without(device)
 
     def is_short(self, device: str) -> bool:
         """Whether hardly any memory was free there when it last reported."""
-        return self.epoch is not None and self.epoch.is_short(device)
+        return self.generation is not None and self.generation.is_short(device)
 
     # -- what runs -------------------------------------------------------------------------------
 
     def _run(self, work: Coroutine[Any, Any, None]) -> None:
-        self._running = self._tasks.spawn(work, "epoch")
+        self._running = self._tasks.spawn(work, "generation")
 
-    async def _report_begun(self, epoch: HolderGeneration) -> None:
+    async def _report_begun(self, generation: HolderGeneration) -> None:
         """To the devices of the plan; then to the others, without waiting for them."""
-        if await epoch.begin():
-            for device in sorted(self._alive - set(epoch.assignment.devices)):
-                self._tasks.spawn(epoch.begin_without(device), f"begin without {device[:12]}")
+        if await generation.begin():
+            for device in sorted(self._alive - set(generation.assignment.devices)):
+                self._tasks.spawn(generation.begin_without(device), f"begin without {device[:12]}")
 
-    async def _train(self, epoch: HolderGeneration) -> None:
+    async def _train(self, generation: HolderGeneration) -> None:
         watching = [
-            self._tasks.spawn(self._watch(epoch), "watch the rounds"),
-            self._tasks.spawn(self._watch_silence(epoch), "watch for silence"),
+            self._tasks.spawn(self._watch(generation), "watch the rounds"),
+            self._tasks.spawn(self._watch_silence(generation), "watch for silence"),
         ]
         try:
-            await self._report_begun(epoch)
-            start, evaluated = epoch.assignment.version.step, self._reports.reported.evaluated
-            is_done = await self._work.train(epoch, start, evaluated)
+            await self._report_begun(generation)
+            start, evaluated = generation.assignment.version.step, self._reports.reported.evaluated
+            is_done = await self._work.train(generation, start, evaluated)
         except Exception as error:
-            self._disturbed(epoch, error)
+            self._disturbed(generation, error)
         else:
             self._post(holder_events.StepsDone() if is_done else holder_events.RoundsDrained())
         finally:
             for task in watching:
                 task.cancel()
 
-    async def _go_home(self, epoch: HolderGeneration) -> None:
+    async def _go_home(self, generation: HolderGeneration) -> None:
         try:
-            await self._report_begun(epoch)
-            await self._work.bring_home(epoch)
+            await self._report_begun(generation)
+            await self._work.bring_home(generation)
         except Exception as error:
-            self._disturbed(epoch, error)
+            self._disturbed(generation, error)
         else:
             self._post(holder_events.WeightsHome())
 
     # -- what disturbs it ------------------------------------------------------------------------
 
-    async def _watch(self, epoch: HolderGeneration) -> None:
-        devices = await detect_stall(self._mesh, epoch, self._settings)
+    async def _watch(self, generation: HolderGeneration) -> None:
+        devices = await detect_stall(self._mesh, generation, self._settings)
         names = ", ".join(sorted(self._reports.name(device) for device in devices))
         self._reports.warn(f"nothing moves any more, and {names} did not finish: making a new plan")
         self._post(holder_events.RoundStalled(devices))
 
-    async def _watch_silence(self, epoch: HolderGeneration) -> None:
-        found = await silence(self._mesh, epoch, self._reports.warn, self._settings)
-        epoch.tracker.fail(found)
+    async def _watch_silence(self, generation: HolderGeneration) -> None:
+        found = await silence(self._mesh, generation, self._reports.warn, self._settings)
+        generation.tracker.fail(found)
 
-    def _disturbed(self, epoch: HolderGeneration, error: Exception) -> None:
+    def _disturbed(self, generation: HolderGeneration, error: Exception) -> None:
         """Raises `error` where it ends the job."""
         if is_out_of_memory(error):  # here: the loader, or what came back
-            error = epoch.short_here()
+            error = generation.short_here()
         if isinstance(error, StageOutOfMemory):
-            self._note_short(epoch, error)
+            self._note_short(generation, error)
         elif isinstance(error, SentWrong):
-            self._go_on_without(epoch, error)
+            self._go_on_without(generation, error)
         elif isinstance(error, Hangs):
             self._hangs(error)
         elif isinstance(error, PartFailed):
-            self._one_failed(epoch, error)
+            self._one_failed(generation, error)
         elif isinstance(error, (PeerError, TimeoutError)):
-            self._lose_touch(epoch, error)
+            self._lose_touch(generation, error)
         else:
             raise error
 
-    def _go_on_without(self, epoch: HolderGeneration, error: SentWrong) -> None:
+    def _go_on_without(self, generation: HolderGeneration, error: SentWrong) -> None:
         """Without the device that sends what it should not: as if it had died, but it is named.
 
         Of two that differ the witness is believed, unless it has blamed another one before.
@@ -238,12 +242,12 @@ class GenerationRunner:
         self._reports.faulty[name] = why
         self._reports.warn(f"{why}: {name} is not used any more in this training", name)
 
-    def _one_failed(self, epoch: HolderGeneration, failed: PartFailed) -> None:
+    def _one_failed(self, generation: HolderGeneration, failed: PartFailed) -> None:
         """Raises what it says, where others have had it too."""
         step = self._reports.reported.step
         if isinstance(failed.error, PeerError):
             if not self._complaints.is_too_often(failed.device, step):
-                self._lose_touch(epoch, failed)
+                self._lose_touch(generation, failed)
                 return
         elif self._complaints.ends_job(failed.device):
             raise failed.error
@@ -261,11 +265,11 @@ class GenerationRunner:
         self._post(holder_events.Faulty(one))
         return False
 
-    def _note_short(self, epoch: HolderGeneration, error: StageOutOfMemory) -> None:
+    def _note_short(self, generation: HolderGeneration, error: StageOutOfMemory) -> None:
         """It gets less than the plan asked of it, whatever it believes to have."""
         assert self._answer is not None
-        if not epoch.assignment.stages_of(error.device):  # the holder: no plan asks less of it
-            self._lose_touch(epoch, error)
+        if not generation.assignment.stages_of(error.device):  # the holder: no plan asks less of it
+            self._lose_touch(generation, error)
             return
         asked = self._answer.plan["predicted"]["peak_bytes"].get(error.name, error.memory_bytes)
         step, has_begun = self._reports.reported.step, self._reports.steps_made
@@ -274,11 +278,11 @@ class GenerationRunner:
         most = min(error.memory_bytes, smaller_budget(asked, self._settings.less_memory_share))
         self._post(holder_events.DeviceOutOfMemory(error.device, most))
 
-    def _lose_touch(self, epoch: HolderGeneration, error: Exception) -> None:
+    def _lose_touch(self, generation: HolderGeneration, error: Exception) -> None:
         """Something cannot be reached; the mesh finds out what, or nothing is wrong any more."""
         why = str(error) or "a device took too long"
-        log.info("epoch_disturbed", why=why)
-        if self.epoch is epoch:
+        log.info("generation_disturbed", why=why)
+        if self.generation is generation:
             self._post(holder_events.RoundInterrupted(why))
 
 
@@ -289,27 +293,27 @@ REPORT_SECONDS = 7.0
 
 
 async def detect_stall(
-    mesh: Mesh, epoch: HolderGeneration, settings: RecoverySettings
+    mesh: Mesh, generation: HolderGeneration, settings: RecoverySettings
 ) -> frozenset[str]:
     """Wait until nothing moves any more. Returns who has not finished what was ordered."""
     watch = StallDetector(monotonic(), settings)
-    tracker = epoch.tracker
+    tracker = generation.tracker
     heard = tracker.heard
     while True:
         await asyncio.sleep(max(watch.due - monotonic(), 0.0))
         # what a slow data set has not given yet, no stage is to blame for
-        if tracker.heard != heard or not tracker.waits_for or epoch.waits_for_user:
+        if tracker.heard != heard or not tracker.waits_for or generation.waits_for_user:
             heard = tracker.heard
             watch.moved(monotonic())
             continue
-        counters = await _ask_all(mesh, epoch)
+        counters = await _ask_all(mesh, generation)
         if watch.look(counters, monotonic()) and tracker.heard == heard:
             return tracker.waits_for
 
 
 async def silence(
     mesh: Mesh,
-    epoch: HolderGeneration,
+    generation: HolderGeneration,
     say: Callable[[str], None],
     settings: RecoverySettings,
 ) -> SentWrong | Hangs:
@@ -320,23 +324,23 @@ async def silence(
     Args:
         say: called where nothing moves and no device is to blame.
     """
-    tracker, warmups = epoch.tracker, [place.warmup for place in epoch.assignment.stages]
+    tracker, warmups = generation.tracker, [place.warmup for place in generation.assignment.stages]
     before: Mapping[str, ProgressCounters] = {}
     heard, asked_at = tracker.heard, monotonic()
     signs: dict[str, Signs] = {}  # of all but this device, since a stage has reported
     still_since, due = asked_at, REPORT_SECONDS
     while True:
         await asyncio.sleep(settings.silence_look_seconds)
-        if tracker.heard != heard or not tracker.waits_for or epoch.waits_for_user:
+        if tracker.heard != heard or not tracker.waits_for or generation.waits_for_user:
             heard, before, still_since, due = tracker.heard, {}, monotonic(), REPORT_SECONDS
             signs = {}
             continue
-        standings = await epoch.standings()
+        standings = await generation.standings()
         now = monotonic()
-        silent = _silent(mesh, epoch, signs, standings, now, settings)
+        silent = _silent(mesh, generation, signs, standings, now, settings)
         if silent is not None and tracker.heard == heard:
             return silent
-        if len(standings) < len(epoch.assignment.devices):
+        if len(standings) < len(generation.assignment.devices):
             before = {}
             continue
         counters = {device: counter for device, (counter, _) in standings.items()}
@@ -344,9 +348,9 @@ async def silence(
             every = {device: standing for device, (_, standing) in standings.items()}
             found = unsent(every, warmups, settings.silence_seconds)
             if found is not None and tracker.heard == heard:
-                return _describe_stall(epoch, found)
+                return _describe_stall(generation, found)
             if now - still_since >= due:
-                names = ", ".join(sorted(epoch.name(device) for device in tracker.waits_for))
+                names = ", ".join(sorted(generation.name(device) for device in tracker.waits_for))
                 say(f"nothing has moved for {now - still_since:.0f} s: {names} did not finish")
                 due = 3 * (now - still_since)
         else:
@@ -354,10 +358,10 @@ async def silence(
         before, asked_at = counters, now
 
 
-def _describe_stall(epoch: HolderGeneration, found: Unsent) -> SentWrong:
+def _describe_stall(generation: HolderGeneration, found: Unsent) -> SentWrong:
     wait = found.wait
     what = "gradients" if wait.backward else "activations"
-    sender, receiver = epoch.name(found.sender), epoch.name(found.receiver)
+    sender, receiver = generation.name(found.sender), generation.name(found.receiver)
     return SentWrong(
         found.sender,
         f"{sender} has not sent the {what} of micro-batch {wait.micro_batch} that {receiver} has "
@@ -368,13 +372,13 @@ def _describe_stall(epoch: HolderGeneration, found: Unsent) -> SentWrong:
 
 def _silent(
     mesh: Mesh,
-    epoch: HolderGeneration,
+    generation: HolderGeneration,
     signs: dict[str, Signs],
     standings: Mapping[str, tuple[ProgressCounters, Standing]],
     now: float,
     settings: RecoverySettings,
 ) -> Hangs | None:
-    for device in epoch.assignment.devices:
+    for device in generation.assignment.devices:
         if device == mesh.self_id:
             continue
         since = now - settings.silence_look_seconds
@@ -387,8 +391,10 @@ def _silent(
     return None
 
 
-async def _ask_all(mesh: Mesh, epoch: HolderGeneration) -> Mapping[str, ProgressCounters | None]:
-    devices = epoch.assignment.devices
+async def _ask_all(
+    mesh: Mesh, generation: HolderGeneration
+) -> Mapping[str, ProgressCounters | None]:
+    devices = generation.assignment.devices
     answers = await asyncio.gather(*(_ask(mesh, device) for device in devices))
     return dict(zip(devices, answers, strict=True))
 

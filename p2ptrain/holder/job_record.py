@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from p2ptrain.holder.full_snapshots import CheckpointSnapshots, FullSnapshots
-from p2ptrain.holder.start.journal import FIRST_EPOCH, Journal, JournalEntry
+from p2ptrain.holder.start.journal import FIRST_GENERATION, Journal, JournalEntry
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.recovery.choose_version import FullSnapshot
 from p2ptrain.recovery.cores import holder_instructions
@@ -49,7 +49,7 @@ class JobRecord:
         self.reported = entry.reported
         self._first = Version(entry.first_step, 0)
         # numbers that were reserved for a first plan which never came are used up too
-        is_new = entry.in_force is None and entry.next_epoch == FIRST_EPOCH
+        is_new = entry.in_force is None and entry.next_generation == FIRST_GENERATION
         self._noted = None if is_new else entry.noted
 
     @property
@@ -70,8 +70,8 @@ class JobRecord:
             if noted.stable is not None:
                 self.journal.stable(noted.stable)
             return None
-        epoch = 0 if noted.placed is None else noted.placed.epoch
-        if answer is not None and answer.assignment.key.epoch == epoch:
+        generation = 0 if noted.placed is None else noted.placed.generation
+        if answer is not None and answer.assignment.key.generation == generation:
             self.in_force = PlanInForce(answer.assignment, answer.plan)
         return self.journal.begun(noted, self.in_force) if self.journal.writes else None
 

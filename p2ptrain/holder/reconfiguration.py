@@ -135,9 +135,9 @@ class Reconfiguration:
                     spawn(self._plan(instruction))
                 case reconfigure_events.PrepareDevice(device, placed):
                     spawn(self._prepare(device, placed, wanted[device]))
-                case reconfigure_events.EpochReady(_, placed, choice):
+                case reconfigure_events.ReconfigurationReady(_, placed, choice):
                     self._planning.was_ready()
-                    made, planning = self._made[placed.epoch], self._request.planning
+                    made, planning = self._made[placed.generation], self._request.planning
                     self._reply = plan_reply(planning, made, placed, choice, self._moved_bytes)
                 case ReconfigureFailure():
                     self._reply = self._refused(instruction)
@@ -172,7 +172,7 @@ class Reconfiguration:
         request = StateRequest(
             self._request.planning.job,
             self._request.planning.digest,
-            asked.epoch,
+            asked.generation,
             frozenset(self._alive),
             apply=None if forward is None else forward.version,
             coefficient=None if forward is None else forward.coefficient,
@@ -196,14 +196,14 @@ class Reconfiguration:
             self._findings.silent[asked.device] = reason
             if isinstance(error, Hangs):
                 self._is_hanging(error)
-            failed = reconfigure_events.StateReportFailed(asked.epoch, asked.device, reason)
+            failed = reconfigure_events.StateReportFailed(asked.generation, asked.device, reason)
             self._events.put_nowait(failed)
             return
         self._findings.silent.pop(asked.device, None)
         self._findings.stock[asked.device] = replace(inventory, device=asked.device)
         self._surveyor.learn(asked.device, inventory.speeds)
         self._events.put_nowait(
-            reconfigure_events.StateReported(asked.epoch, self._findings.stock[asked.device])
+            reconfigure_events.StateReported(asked.generation, self._findings.stock[asked.device])
         )
 
     # -- plan ------------------------------------------------------------------------------------
@@ -212,15 +212,15 @@ class Reconfiguration:
         try:
             made = await self._planning.plan(make)
         except UserError as error:
-            self._refuse_plan(make.epoch, str(error))
+            self._refuse_plan(make.generation, str(error))
             return
-        self._made[make.epoch] = made
-        self._events.put_nowait(reconfigure_events.PlanMade(make.epoch, made.protected.stages))
+        self._made[make.generation] = made
+        self._events.put_nowait(reconfigure_events.PlanMade(make.generation, made.protected.stages))
 
-    def _refuse_plan(self, epoch: int, reason: str) -> None:
-        if epoch == self._core.epoch:
+    def _refuse_plan(self, generation: int, reason: str) -> None:
+        if generation == self._core.generation:
             self._no_plan = reason
-        self._events.put_nowait(reconfigure_events.PlanFailed(epoch, reason))
+        self._events.put_nowait(reconfigure_events.PlanFailed(generation, reason))
 
     # -- making ready ----------------------------------------------------------------------------
 
@@ -230,14 +230,14 @@ class Reconfiguration:
         assignment = assignment_on_one(in_force.assignment, placed)
         request = PrepareRequest(0, gather=True)
         trouble = await self._made_ready(device, assignment, request, wanted)
-        self._events.put_nowait(reconfigure_events.DeviceReady(placed.epoch, device, trouble))
+        self._events.put_nowait(reconfigure_events.DeviceReady(placed.generation, device, trouble))
 
     async def _prepare(self, device: str, placed: Placement, wanted: tuple[Fetch, ...]) -> None:
-        made, name = self._made[placed.epoch], self._name(device)
+        made, name = self._made[placed.generation], self._name(device)
         assignment = assignment_of(self._request.planning, made.plan, placed)
         request = PrepareRequest(made.plan.predicted.peak_bytes.get(name, 0))
         trouble = await self._made_ready(device, assignment, request, wanted)
-        self._events.put_nowait(reconfigure_events.DeviceReady(placed.epoch, device, trouble))
+        self._events.put_nowait(reconfigure_events.DeviceReady(placed.generation, device, trouble))
 
     async def _made_ready(
         self,
@@ -248,7 +248,7 @@ class Reconfiguration:
     ) -> PrepareFailed | None:
         """Have `device` do it; what was in the way, if anything."""
         parts = (assignment.to_part(), Fetches(wanted).to_part())
-        epoch = assignment.key.epoch
+        generation = assignment.key.generation
         await self._reach("prepare.send.between")
         try:
             asked = Message(PREPARE, request.fields(), parts)
@@ -256,22 +256,22 @@ class Reconfiguration:
             reply = PrepareReply.read(answer.fields)
             self._moved_bytes += reply.moved_bytes
             if not reply.ready:
-                return self._trouble(device, epoch, reply, self._made.get(epoch))
+                return self._trouble(device, generation, reply, self._made.get(generation))
         except LinkClosed as error:  # it may be a moment until there is another
             await wait_until_linked(self._mesh, (device,))
-            return PrepareFailed(epoch, str(error), is_link=True)
+            return PrepareFailed(generation, str(error), is_link=True)
         except Hangs as error:
             self._findings.silent[device] = str(error)
             self._is_hanging(error)
-            return PrepareFailed(epoch, str(error))
+            return PrepareFailed(generation, str(error))
         except Error as error:
-            if epoch == self._core.epoch:
+            if generation == self._core.generation:
                 self._findings.unable[device] = str(error)
-            return PrepareFailed(epoch, str(error))
+            return PrepareFailed(generation, str(error))
         return None
 
     def _trouble(
-        self, device: str, epoch: int, reply: PrepareReply, made: PlannedAttempt | None
+        self, device: str, generation: int, reply: PrepareReply, made: PlannedAttempt | None
     ) -> PrepareFailed:
         reason, memory_bytes = reply.reason or "?", reply.memory_bytes
         if memory_bytes is not None:
@@ -279,13 +279,13 @@ class Reconfiguration:
             if made is not None and device in made.candidates:
                 less = made.candidates[device].with_less_memory(memory_bytes, self._less)
                 memory_bytes = less.memory_bytes
-            return PrepareFailed(epoch, reason, memory_bytes=memory_bytes)
+            return PrepareFailed(generation, reason, memory_bytes=memory_bytes)
         log.info("not_made_ready", device=self._name(device), why=reason)
         if reply.source is not None:
-            return PrepareFailed(epoch, reason, source=reply.source)
-        if epoch == self._core.epoch and not self._is_of_plan(made, reason):
+            return PrepareFailed(generation, reason, source=reply.source)
+        if generation == self._core.generation and not self._is_of_plan(made, reason):
             self._findings.unable[device] = reason
-        return PrepareFailed(epoch, reason)
+        return PrepareFailed(generation, reason)
 
     def _is_of_plan(self, made: PlannedAttempt | None, reason: str) -> bool:
         """Whether the plan is to blame, which another device has made: then no device is left
@@ -352,7 +352,7 @@ def _kinds(devices: Sequence[MeasuredDevice], *, fast_math: bool) -> tuple[str, 
     )
 
 
-_EPOCH = 1
+_GENERATION = 1
 
 
 async def plan_only(
@@ -372,16 +372,16 @@ async def plan_only(
     version = Version(planning.first_step, 0)
     past = KnownPast(FIRST, planning.first_step)
     reason, me = ReconfigureReason.START, mesh.self_id
-    ask = GenerationRequest(1, _EPOCH, reason, units, me, alive, past)
+    ask = GenerationRequest(1, _GENERATION, reason, units, me, alive, past)
     request = ReconfigureRequest(planning, ask, None, options.recovery, given=given)
     step = PlanStep(
         mesh, request, surveyor, Planner(mesh, surveyor, lambda *_: None), DeviceFindings()
     )
     choice = VersionChoice(version, (), 0, "nothing is trained")
-    made = await step.plan(MakePlan(_EPOCH, choice, alive, {}, {}))
+    made = await step.plan(MakePlan(_GENERATION, choice, alive, {}, {}))
     ids = {candidate.name: device for device, candidate in made.candidates.items()}
     kinds = {device: candidate.compute for device, candidate in made.candidates.items()}
-    placed = Placement(_EPOCH, me, version, FIRST, placed_stages(made.plan, ids, kinds))
+    placed = Placement(_GENERATION, me, version, FIRST, placed_stages(made.plan, ids, kinds))
     reply = plan_reply(planning, made, placed, choice)
     await run_in_background(partial(_write, planning, made, reply, surveyor, mesh.name, options))
     return reply

@@ -166,7 +166,7 @@ class JobReports:
 
     def _recovered(self, answer: ReconfigureReply, sign_at: float, now: float) -> Recovered:
         return Recovered(
-            epoch=answer.assignment.key.epoch,
+            epoch=answer.assignment.key.generation,
             seconds=now - sign_at,
             replayed_steps=answer.choice.replayed,
             resumed_seconds=self._resumed_at - sign_at,
@@ -266,7 +266,7 @@ def plan_event(
     assignment = answer.assignment
     plan = Plan.from_json(answer.plan, "the plan", batch_size=assignment.batch_size)
     return events.Plan(
-        epoch=assignment.key.epoch,
+        epoch=assignment.key.generation,
         reason=reason,
         stages=tuple(_stage(stage, description) for stage in plan.stages),
         micro_batch=plan.micro_batch,

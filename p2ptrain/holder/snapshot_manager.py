@@ -83,7 +83,7 @@ class SnapshotManager:
         self._keeping = SnapshotTracker()
         self._cadence: SnapshotSchedule | None = None
         self._cost: SnapshotCost | None = None
-        self._epoch = 0
+        self._generation = 0
         self._counted = 0  # updates that all stages have made
         self._early: list[tuple[str, int, SnapshotKept]] = []  # of versions after that
         self._reporting: asyncio.Task[None] | None = None
@@ -106,7 +106,7 @@ class SnapshotManager:
             stable: what one goes back to now.
         """
         placed, now = placement_of(assignment), monotonic()
-        self.stable, self._epoch = stable, placed.epoch
+        self.stable, self._generation = stable, placed.generation
         self._cost = cost or self._cost or NO_COST
         self._counted, self._early = placed.version.step, []
         self._keeping.begin(placed)
@@ -118,7 +118,7 @@ class SnapshotManager:
             if placed.keeps:
                 self._cadence.ordered(placed.version.step, now)
 
-    def end_epoch(self) -> None:
+    def end_generation(self) -> None:
         """What was on its way will not be waited for."""
         self._early = []
         self._keeping.end()
@@ -132,7 +132,7 @@ class SnapshotManager:
     def ordered(self, order: RoundOrder) -> RoundOrder:
         """Snapshot the result of the round; returns the order that says so."""
         self._give_up_late()
-        version = Version(order.round.step + 1, self._epoch)
+        version = Version(order.round.step + 1, self._generation)
         offer = self._keeping.ordered(version)
         if offer and self._cadence is not None:
             self._cadence.ordered(version.step, monotonic())
@@ -181,16 +181,16 @@ class SnapshotManager:
         if kept.version.step > self._counted and kept.version in self._keeping.under_way:
             # without a barrier it may be there before all stages have made that update
             if len(self._early) < EARLY_LIMIT:
-                self._early.append((peer, key.epoch, kept))
+                self._early.append((peer, key.generation, kept))
             return
-        found = self._acknowledged(peer, key.epoch, kept)
+        found = self._acknowledged(peer, key.generation, kept)
         if any(isinstance(result, SnapshotComplete) for result in found):
             await failpoints.reach("stable.before", device=self._mesh.self_id)
         self._take(found)
 
-    def _acknowledged(self, peer: str, epoch: int, kept: SnapshotKept) -> list[KeepingResult]:
+    def _acknowledged(self, peer: str, generation: int, kept: SnapshotKept) -> list[KeepingResult]:
         units = (kept.first, kept.end)
-        return self._keeping.acknowledged(peer, epoch, units, kept.version, kept.failed)
+        return self._keeping.acknowledged(peer, generation, units, kept.version, kept.failed)
 
     def _take(self, results: list[KeepingResult]) -> None:
         for result in results:
@@ -228,7 +228,7 @@ class SnapshotManager:
 
     async def _try_keeper(self, what: TryBackupPeer) -> None:
         keeper = BackupAssignment(what.version, what.first, what.end, what.keeper)
-        key = GenerationKey(self._job, what.epoch)
+        key = GenerationKey(self._job, what.generation)
         log.info("another_keeper", first=what.first, keeper=self._name(what.keeper))
         await self._send(what.owner, Message(REPLICA_KEEPER, {**key.fields(), **keeper.fields()}))
 

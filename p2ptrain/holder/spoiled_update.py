@@ -134,14 +134,16 @@ class SpoiledVerdict:
     is_of_others: bool = False
 
 
-async def noted(epoch: HolderGeneration, error: MicroBatchNotFinite, shape: Round) -> Spoiled:
+async def noted(generation: HolderGeneration, error: MicroBatchNotFinite, shape: Round) -> Spoiled:
     """Ask the devices while they still know."""
     found = (
-        None if error.micro_batch_number is None else await epoch.diagnose(error.micro_batch_number)
+        None
+        if error.micro_batch_number is None
+        else await generation.diagnose(error.micro_batch_number)
     )
-    arrivals = await epoch.arrived(shape.index)
-    names = {device: epoch.name(device) for device in epoch.assignment.devices}
-    return Spoiled(error, shape, epoch.assignment, names, found, arrivals)
+    arrivals = await generation.arrived(shape.index)
+    names = {device: generation.name(device) for device in generation.assignment.devices}
+    return Spoiled(error, shape, generation.assignment, names, found, arrivals)
 
 
 def judged(

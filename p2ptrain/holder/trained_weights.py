@@ -67,38 +67,40 @@ class TrainedWeights:
         evaluated = self._reports.reported.evaluated
         return replace(self._prepared.progress(step), evaluated=evaluated)
 
-    async def arrived(self, epoch: HolderGeneration) -> dict[str, Tensor] | None:
+    async def arrived(self, generation: HolderGeneration) -> dict[str, Tensor] | None:
         """All of them beside the first ones, by name; None where memory is short for that."""
         trim_heap()
         whole_bytes = sum(tensor.nbytes for tensor in self._captured.state().values())
         if whole_bytes > HOME_SHARE * usable_memory_bytes():
             return None
         found: dict[str, Tensor] = {}
-        await epoch.bring_home(lambda part: found.update(split_state(part)[0]))
+        await generation.bring_home(lambda part: found.update(split_state(part)[0]))
         return found
 
-    async def bring_home(self, epoch: HolderGeneration) -> None:
+    async def bring_home(self, generation: HolderGeneration) -> None:
         """Everything first, and then over the first weights; stage by stage where memory is
         short."""
-        await self.load(epoch, await self.arrived(epoch))
+        await self.load(generation, await self.arrived(generation))
 
-    async def load(self, epoch: HolderGeneration, arrived: Mapping[str, Tensor] | None) -> None:
+    async def load(
+        self, generation: HolderGeneration, arrived: Mapping[str, Tensor] | None
+    ) -> None:
         """Into the user's module: what has arrived, or else stage by stage."""
-        self._averages = await self._averages_of(epoch)
+        self._averages = await self._averages_of(generation)
         self._record.has_first_weights = False
         first = version_source(Version(self._prepared.first_step, 0))
-        self._states.let_go(epoch.assignment.key.job, first)
+        self._states.let_go(generation.assignment.key.job, first)
         if arrived is not None:
             self._captured.load_state(arrived)
             return
-        await epoch.bring_home(lambda part: self._captured.load_state(split_state(part)[0]))
+        await generation.bring_home(lambda part: self._captured.load_state(split_state(part)[0]))
 
-    async def _averages_of(self, epoch: HolderGeneration) -> dict[str, Tensor] | None:
+    async def _averages_of(self, generation: HolderGeneration) -> dict[str, Tensor] | None:
         """Of the weights, by name; None where none are kept."""
         if self._prepared.job.ema is None:
             return None
         found: dict[str, Tensor] = {}
-        await epoch.bring_home(found.update, AVERAGES)
+        await generation.bring_home(found.update, AVERAGES)
         return {
             name.removeprefix("optimizer:").removesuffix(f".{AVERAGE}"): tensor
             for name, tensor in found.items()
@@ -106,36 +108,38 @@ class TrainedWeights:
 
     # -- for callbacks ---------------------------------------------------------------------------
 
-    async def save_best(self, epoch: HolderGeneration, best: SaveBest) -> None:
+    async def save_best(self, generation: HolderGeneration, best: SaveBest) -> None:
         """Write those that the stages have now; what hinders it is a warning."""
-        state = await self.arrived(epoch)
+        state = await self.arrived(generation)
         if state is None:
             self._reports.warn(
                 f"this device has too little memory to write {best.path}: it is left out"
             )
             return
         if self._prepared.job.eval_with_ema:
-            state |= await self._averages_of(epoch) or {}
+            state |= await self._averages_of(generation) or {}
         try:
             written = self._captured.state_dict(state)
             await run_in_background(partial(save_weights, best.path, written))
         except TrainingError as error:
             self._reports.warn(str(error))
 
-    async def state(self, epoch: HolderGeneration, step: int, wanted: WantedState) -> TrainedState:
+    async def state(
+        self, generation: HolderGeneration, step: int, wanted: WantedState
+    ) -> TrainedState:
         """What the stages have now, after `step` updates.
 
         Raises:
             TrainingError: this device has too little memory for it.
         """
         if wanted is WantedState.ALL:
-            checkpoint = await self.checkpoint(epoch, step)
+            checkpoint = await self.checkpoint(generation, step)
 
             def write(folder: Path) -> None:
                 save(folder, checkpoint)
 
             return TrainedState(step, self._captured.state_dict(checkpoint.model), write)
-        model = await self.arrived(epoch)
+        model = await self.arrived(generation)
         if model is None:
             raise TrainingError(
                 "this device has too little memory for the weights that a callback works with: "
@@ -143,9 +147,9 @@ class TrainedWeights:
             )
         return TrainedState(step, self._captured.state_dict(model), None)
 
-    async def checkpoint(self, epoch: HolderGeneration, step: int) -> Checkpoint:
+    async def checkpoint(self, generation: HolderGeneration, step: int) -> Checkpoint:
         """All that the stages have now, after `step` updates."""
-        return Checkpoint(self.progress(step), *split_state(await epoch.gather(STAGE)))
+        return Checkpoint(self.progress(step), *split_state(await generation.gather(STAGE)))
 
     # -- in a file -------------------------------------------------------------------------------
 

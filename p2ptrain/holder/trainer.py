@@ -149,7 +149,7 @@ class JobTrainer:
         self._since = monotonic()
         self._comparing: asyncio.Task[tuple[str, ...]] | None = None
         self._differs: tuple[str, ...] = ()  # by rounding, what is captured from plain torch
-        self._epoch: HolderGeneration | None = None
+        self._generation: HolderGeneration | None = None
         self._in_force: PlanInForce | None = None
         self._frozen: Known = {}
         self._feeding: ReplayFeed | None = None
@@ -173,7 +173,7 @@ class JobTrainer:
         """What the job waits for now that is no device: a read, a callback; None = nothing."""
         if self._pause.is_on:
             return "paused"
-        if self._epoch is not None and not self._epoch.waits_for_user:
+        if self._generation is not None and not self._generation.waits_for_user:
             return None
         doing = doings.longest(WAITED_SECONDS)
         if doing is None:
@@ -227,7 +227,7 @@ class JobTrainer:
         """Capture the job and train it; from where it is once more if sizes begin to differ."""
         sizes: _OtherSizes | None = None
         while True:
-            self._epoch = None
+            self._generation = None
             try:
                 await self._run_captured(None if sizes is None else sizes.again)
                 return
@@ -238,7 +238,7 @@ class JobTrainer:
                 self._warn(f"{found.which.what}: the model is captured again after step {step}")
                 sizes = found
             except UserError as error:
-                if sizes is None or self._epoch is not None:
+                if sizes is None or self._generation is not None:
                     raise
                 raise self._of_one_size(sizes, error) from error
 
@@ -366,8 +366,8 @@ class JobTrainer:
 
     def _trained_on(self) -> tuple[str, ...]:
         """Devices of the plan in force, or of the one that an earlier process left."""
-        if self._epoch is not None:
-            return self._epoch.assignment.devices
+        if self._generation is not None:
+            return self._generation.assignment.devices
         in_force = self._in_force
         return () if in_force is None else in_force.assignment.devices
 
@@ -538,7 +538,7 @@ class JobTrainer:
     def _make_generation(self, answer: ReconfigureReply) -> HolderGeneration:
         assert self._running is not None
         description = self._prepared.captured.description
-        epoch = self._epoch = HolderGeneration(
+        generation = self._generation = HolderGeneration(
             answer.assignment,
             description,
             self._device,
@@ -549,10 +549,10 @@ class JobTrainer:
             self._frozen,
         )
         if self._job.clip_grad_norm is not None:
-            epoch.clip_to(self._job.clip_grad_norm)
-        return epoch
+            generation.clip_to(self._job.clip_grad_norm)
+        return generation
 
-    async def _run_rounds(self, epoch: HolderGeneration, start: int, evaluated: int) -> bool:
+    async def _run_rounds(self, generation: HolderGeneration, start: int, evaluated: int) -> bool:
         driver, prepared = self._running, self._prepared
         assert driver is not None
         await self._energy.fetch()
@@ -560,14 +560,14 @@ class JobTrainer:
             await self._spans.begin()
         if self._callbacks.stopped and self._callbacks.stopped_at is None:
             self._callbacks.stop_after(self._reports.reported.step)
-        asynchronous = epoch.assignment.asynchrony is not None
-        course = self._course(epoch.assignment.micro_batch, asynchronous)
+        asynchronous = generation.assignment.asynchrony is not None
+        course = self._course(generation.assignment.micro_batch, asynchronous)
         if self._spoiled.now is not None:  # nor is there another evaluation
             evaluated = max(evaluated, self._spoiled.now.good_steps)
         loop = (AsyncTrainingLoop if asynchronous else TrainingLoop)(
             prepared,
             course,
-            epoch,
+            generation,
             self._checkpointer,
             *(self._reports, driver.elastic, driver.copies, driver.counts),
             self._callbacks,
@@ -584,27 +584,27 @@ class JobTrainer:
             shape = loop.round_of(error.step)
             if shape is None:
                 raise
-            self._spoiled.begin(await noted(epoch, error, shape))
+            self._spoiled.begin(await noted(generation, error, shape))
             raise SentWrong(None, str(error), self._mesh.self_id) from None
         except StoppedEarly:
             await self._note_stop()
             raise SentWrong(None, "stopped", self._mesh.self_id) from None
         await self._note_stop()
         if loop.new_size is not None and not is_done:
-            raise await self._captured_again(epoch, loop.new_size)
+            raise await self._captured_again(generation, loop.new_size)
         if self._interrupted is not None:
-            await self._weights.bring_home(epoch)
+            await self._weights.bring_home(generation)
             self._interrupted.set_result(self._reports.reported.step)
             await asyncio.get_running_loop().create_future()  # until it is cancelled
         return is_done
 
-    async def _captured_again(self, epoch: HolderGeneration, which: NewSize) -> _OtherSizes:
-        point = await self._weights.checkpoint(epoch, self._reports.reported.step)
+    async def _captured_again(self, generation: HolderGeneration, which: NewSize) -> _OtherSizes:
+        point = await self._weights.checkpoint(generation, self._reports.reported.step)
         sizes = self._entry.sizes
         again = CapturedAgain(
             sizes if which.batch is None else (*sizes, which.batch.sizes),
             self._entry.first_fingerprint or self._entry.fingerprint,
-            *(point, which.batch, epoch.assignment.key.epoch + 1),
+            *(point, which.batch, generation.assignment.key.generation + 1),
         )
         return _OtherSizes(which, self._prepared, point, again)
 
@@ -612,38 +612,42 @@ class JobTrainer:
         if self._callbacks.stopped_at is not None:
             await self._journal.stopped(self._callbacks.stopped_at)
 
-    async def _bring_home(self, epoch: HolderGeneration) -> None:
+    async def _bring_home(self, generation: HolderGeneration) -> None:
         if self._spoiled.now is not None:
-            await self._end_before(epoch, self._spoiled.now)
+            await self._end_before(generation, self._spoiled.now)
             return
         steps, checkpointer = self._reports.reported.step, self._checkpointer
         last = checkpointer if steps > self._prepared.first_step else None
         if last is not None:
-            await last.make_sure(epoch.at(steps), lambda _: epoch.gather(STAGE))
-        await self._weights.bring_home(epoch)
+            await last.make_sure(generation.at(steps), lambda _: generation.gather(STAGE))
+        await self._weights.bring_home(generation)
         if last is not None:
             last.conclude(steps)
         await self._finish(steps, None if checkpointer is None else checkpointer.failure)
 
-    async def _until_interrupted(self, epochs: JobDriver) -> None:
+    async def _until_interrupted(self, driver: JobDriver) -> None:
         """Run them; where that is cancelled, the weights of the last step are written first."""
-        running = asyncio.create_task(epochs.run(), name="epochs")
+        running = asyncio.create_task(driver.run(), name="driver")
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:
-            if self._options.out is not None and self._epoch is not None and not running.done():
-                await self._write_early(self._epoch, self._options.out, running)
+            if (
+                self._options.out is not None
+                and self._generation is not None
+                and not running.done()
+            ):
+                await self._write_early(self._generation, self._options.out, running)
             raise
         finally:
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
 
     async def _write_early(
-        self, epoch: HolderGeneration, out: Path, running: asyncio.Task[None]
+        self, generation: HolderGeneration, out: Path, running: asyncio.Task[None]
     ) -> None:
         """After the rounds under way."""
         self._interrupted = interrupted = asyncio.get_running_loop().create_future()
-        epoch.draining.set()
+        generation.draining.set()
         self._warn(f"stopping: the weights of the last step will be in {out}")
         await asyncio.wait(
             [interrupted, running],
@@ -700,9 +704,9 @@ class JobTrainer:
 
     def _lengthen(self, lengths: tuple[int, ...]) -> None:
         """Have a plan made for batches of such lengths."""
-        assert self._epoch is not None
+        assert self._generation is not None
         assert self._running is not None
-        planned = [room // LENGTHS_ROOM for room in self._epoch.assignment.longest]
+        planned = [room // LENGTHS_ROOM for room in self._generation.assignment.longest]
         longest = tuple(map(max, planned, lengths))
         stretch = max(map(truediv, longest, self._prepared.captured.description.longest))
         here, before = (" x ".join(map(str, sizes)) for sizes in (lengths, planned))
@@ -711,20 +715,20 @@ class JobTrainer:
 
     def _checkpointed(self, checkpointer: Checkpointer) -> Version | None:
         """The version of which a checkpoint is written, or will be: its copies stay until then."""
-        if checkpointer.reading is not None or checkpointer.due is None or self._epoch is None:
+        if checkpointer.reading is not None or checkpointer.due is None or self._generation is None:
             return checkpointer.reading
-        return Version(checkpointer.due, self._epoch.assignment.key.epoch)
+        return Version(checkpointer.due, self._generation.assignment.key.generation)
 
     def _warn(self, message: str) -> None:
         self._emit(events.Warning(message))
 
     async def _gather(self, version: Version) -> Mapping[str, Tensor]:
-        assert self._epoch is not None
-        return await self._epoch.gather(version_source(version))
+        assert self._generation is not None
+        return await self._generation.gather(version_source(version))
 
     # -- after -----------------------------------------------------------------------------------
 
-    async def _end_before(self, epoch: HolderGeneration, spoiled: Spoiled) -> None:
+    async def _end_before(self, generation: HolderGeneration, spoiled: Spoiled) -> None:
         """Write the weights before an update that is not finite, and say where that began.
 
         Raises:
@@ -732,11 +736,11 @@ class JobTrainer:
             SentWrong: it is a device's doing, and the job can go on without it.
         """
         prepared = self._prepared
-        arrived = await self._weights.arrived(epoch)
+        arrived = await self._weights.arrived(generation)
         state = None if arrived is None else prepared.captured.state() | arrived
         verdict = await run_in_background(partial(judged, prepared, spoiled, state))
         self._spoiled.blame(spoiled, verdict, self._mesh.self_id)
-        await self._weights.load(epoch, arrived)
+        await self._weights.load(generation, arrived)
         out = self._options.out
         if out is not None:
             self._weights.write(out)

@@ -74,7 +74,7 @@ class StoppedEarly(Exception):  # it is none
 
 
 class TrainingLoop:
-    """Runs a course of rounds on one epoch.
+    """Runs a course of rounds on one generation.
 
     Args:
         start: updates applied to the state that the generation begins with.
@@ -97,7 +97,7 @@ class TrainingLoop:
         self,
         prepared: PreparedJob,
         course: RoundSequence,
-        epoch: HolderGeneration,
+        generation: HolderGeneration,
         checkpointer: Checkpointer | None,
         reports: JobReports,
         elastic: ReplanWatcher,
@@ -115,7 +115,7 @@ class TrainingLoop:
         self._prepared = prepared
         self._start, self._evaluated = start, evaluated
         self._course = course
-        self._epoch = epoch
+        self._generation = generation
         self._checkpointer = checkpointer
         self._reports = reports
         self._elastic = elastic
@@ -138,7 +138,7 @@ class TrainingLoop:
         self._is_complete = False  # there is an order for every round
         self.new_size: NewSize | None = None
         self._targets: asyncio.Queue[tuple[MicroBatchKey, object]] = asyncio.Queue(
-            epoch.evaluated_ahead
+            generation.evaluated_ahead
         )
         self._evaluating: EvaluationSums | None = None
         self._data_watch = DataWatch()
@@ -146,7 +146,7 @@ class TrainingLoop:
         self._stepped_at: float | None = None
         self._token_place = token_place(prepared.captured.description)
         self._tokens: defaultdict[int, int] = defaultdict(int)  # by round
-        last = epoch.assignment.stages[-1]
+        last = generation.assignment.stages[-1]
         self._division = SampleDivision(last)
         self._divides = last.shared and last.allocation is Allocation.SAMPLES
         said = (*prepared.sharing.effects, *prepared.changes)
@@ -170,12 +170,12 @@ class TrainingLoop:
         """
         if self._checkpointer is not None:
             self._checkpointer.begin()
-        await self._epoch.reach("replay.first", self._start)
+        await self._generation.reach("replay.first", self._start)
         async with task_scope() as group:
             working = [
-                group.create_task(self._epoch.tracker.failed()),
+                group.create_task(self._generation.tracker.failed()),
                 group.create_task(self._order_rounds()),
-                group.create_task(self._epoch.feeder.run(self._feeds())),
+                group.create_task(self._generation.feeder.run(self._feeds())),
             ]
             is_done = await self._gather_rounds()
             for task in working:
@@ -194,7 +194,7 @@ class TrainingLoop:
             await self._ahead.acquire()
             await self._may_order.wait()
             await self._while_paused()
-            if self._epoch.draining.is_set() or self._is_stopped:
+            if self._generation.draining.is_set() or self._is_stopped:
                 await self._no_more(ordered)
                 await self._ordered.put(None)
                 return
@@ -219,7 +219,7 @@ class TrainingLoop:
             if self._stands_still(planned):
                 self._may_order.clear()
             self._shapes.append(shape)
-            await self._epoch.order(order)
+            await self._generation.order(order)
             await self._ordered.put((order, planned))
             ordered += 1
         self._is_complete = self.new_size is None
@@ -231,7 +231,7 @@ class TrainingLoop:
         pause = self._pause
         if not pause.is_on:
             return
-        await pause.wait(self._epoch.draining)
+        await pause.wait(self._generation.draining)
         self._stepped_at = None
         self._reports.pause_over(pause.began_at)
         self._elastic.pause_over()
@@ -268,7 +268,7 @@ class TrainingLoop:
         return await checkpointer.wants(planned.round.step + 1, ends_epoch=planned.ends_epoch)
 
     async def _feeds(self) -> AsyncGenerator[FeedItem, None]:
-        room = self._epoch.assignment.longest
+        room = self._generation.assignment.longest
         longest = [int(LENGTHS_SLACK * length / LENGTHS_ROOM) for length in room]
         loader = self._prepared.loader(self._slices, longest)
         course = loader.course(self._course, self._start, self._evaluated)
@@ -277,7 +277,7 @@ class TrainingLoop:
                 async for feed in feeds:
                     yield feed
         except LongerThanPlanned as found:
-            self._epoch.draining.set()
+            self._generation.draining.set()
             self._lengthen(found.planned.round.lengths)
             await self._found.put((found.planned, False))  # and is not ordered
             return
@@ -367,7 +367,7 @@ class TrainingLoop:
                 await self._finish_evaluation(order, is_last=planned.ends_epoch)
             self._ahead.release()
         if not self._is_complete:
-            await self._epoch.settle()
+            await self._generation.settle()
         await self._callbacks.caught_up()
         is_done = self._is_complete
         if self._is_stopped:
@@ -389,8 +389,8 @@ class TrainingLoop:
             raise StoppedEarly
 
     async def _finish_step(self, order: RoundOrder) -> None:
-        reports = await self._epoch.tracker.complete(order.round.index)
-        coefficient = await self._epoch.coefficient(order.round)
+        reports = await self._generation.tracker.complete(order.round.index)
+        coefficient = await self._generation.coefficient(order.round)
         is_left_out = False
         if order.leaves_out:
             is_left_out = not all(report.finite for report in reports.values())
@@ -403,15 +403,15 @@ class TrainingLoop:
         if self._is_stopped:
             self._callbacks.stop_after(order.round.step)
             raise StoppedEarly
-        await self._epoch.reach("decide.before", order.round.step)
+        await self._generation.reach("decide.before", order.round.step)
         # Every stage is ready: the update counts from here on, whatever fails. Between this and the
         # first commit nothing is awaited, so that no step counts without being reported.
         step = order.round.step + 1
         if is_left_out:
             self._reports.left_out(step)
         self._step(step, order, reports)
-        await self._epoch.reach("report.after", order.round.step)
-        await self._epoch.commit(Commit(order.round.index, order.round.step, coefficient))
+        await self._generation.reach("report.after", order.round.step)
+        await self._generation.commit(Commit(order.round.index, order.round.step, coefficient))
         self._round_over(step, reports)
 
     async def _rescale(self, scale: LossScale, step: int, *, is_skipped: bool) -> None:
@@ -427,8 +427,8 @@ class TrainingLoop:
 
     def _step(self, step: int, order: RoundOrder, reports: Mapping[Seat, RoundReport]) -> None:
         """So many updates count."""
-        barriers = self._epoch.assignment.asynchrony is None
-        norm = self._epoch.gradient_norm if barriers else None
+        barriers = self._generation.assignment.asynchrony is None
+        norm = self._generation.gradient_norm if barriers else None
         rates = self._prepared.job.numbers.rates(order.numbers)
         scale, tokens = order.scale or None, self._tokens.pop(order.round.index, 0)
         self._reports.step(step, loss_of(reports), order.round.samples, rates, norm, scale, tokens)
@@ -470,7 +470,7 @@ class TrainingLoop:
 
     def _take_checkpoint(self, step: int) -> None:
         if self._checkpointer is not None and self._checkpointer.is_due(step):
-            self._checkpointer.take(Version(step, self._epoch.assignment.key.epoch))
+            self._checkpointer.take(Version(step, self._generation.assignment.key.generation))
 
     async def _finish_evaluation(self, order: RoundOrder, *, is_last: bool) -> None:
         """Of one round of it; the last one of an evaluation has the numbers."""
@@ -481,7 +481,7 @@ class TrainingLoop:
         if order.outputs:
             for number in range(shape.micro_batches):
                 await self._measure(evaluating.values, shape, number)
-        reports = await self._epoch.tracker.complete(shape.index)
+        reports = await self._generation.tracker.complete(shape.index)
         evaluating.add(loss_of(reports), shape.samples)
         if not is_last:
             return
@@ -506,7 +506,7 @@ class TrainingLoop:
             return
         await self._callbacks.caught_up()
         for best in self._callbacks.due():
-            await self._weights.save_best(self._epoch, best)
+            await self._weights.save_best(self._generation, best)
         await run_in_background(self._callbacks.keep)
 
     async def _note_metric(self, step: int, found: Mapping[str, float]) -> None:
@@ -544,7 +544,7 @@ class TrainingLoop:
         await self._callbacks.caught_up()
         if step == self._reports.reported.step:
             while wanting := self._callbacks.wanting:  # again after what it was given
-                state = await self._weights.state(self._epoch, step, wanting[0].wanted)
+                state = await self._weights.state(self._generation, step, wanting[0].wanted)
                 await self._callbacks.give(wanting[0], state)
                 await self._note_measured(step, wanting[0])
                 await self._report_evaluated(step, wanting[0])
@@ -553,7 +553,7 @@ class TrainingLoop:
     async def _measure(self, values: MetricValues, shape: Round, number: int) -> None:
         key, target = await self._targets.get()
         assert key == MicroBatchKey(shape.index, number), "pieces are fed and evaluated in order"
-        leaves = await self._epoch.output(key)
+        leaves = await self._generation.output(key)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         output = self._prepared.captured.unflatten_output(tensors)
 
@@ -599,14 +599,14 @@ class AsyncTrainingLoop(TrainingLoop):
 
     @property
     def _rounds_ahead(self) -> int:
-        return orders_under_way(self._epoch.assignment.depths)
+        return orders_under_way(self._generation.assignment.depths)
 
     async def _no_more(self, rounds: int) -> None:
-        await self._epoch.no_more(rounds)
+        await self._generation.no_more(rounds)
 
     async def _finish_step(self, order: RoundOrder) -> None:
         """The update is made already: a callback that ends the job ends it after those made."""
-        reports = await self._epoch.tracker.complete(order.round.index)
+        reports = await self._generation.tracker.complete(order.round.index)
         await self._callbacks.caught_up()
         step = order.round.step + 1
         self._step(step, order, reports)
@@ -619,10 +619,10 @@ class AsyncTrainingLoop(TrainingLoop):
 
         Without orders the stages stand still: to end a mini-batch they must know what comes,
         as many as there are stages after it. So of those that must be written too close to each
-        other, such as the borders of very short epochs, the first one is.
+        other, such as the borders of very short epocepochhs, the first one is.
         """
         due = checkpointer.due
-        depth = orders_under_way(self._epoch.assignment.depths)
+        depth = orders_under_way(self._generation.assignment.depths)
         if due is not None and planned.round.step + 1 - due < depth:
             return False
         return await super()._wants_checkpoint(checkpointer, planned)

@@ -64,7 +64,7 @@ _ALLOWANCES: Mapping[Offence, Allowance] = MappingProxyType(
         Offence.COPIES: Allowance(2, 0.05),
         # Messages under way when a job ended have no handler any more.
         Offence.UNKNOWN_KINDS: Allowance(1000, 20.0),
-        # All devices of an epoch have one plan: no accident is known.
+        # All devices of a generation have one plan: no accident is known.
         Offence.NOT_ITS_PART: Allowance(2, 0.02),
         Offence.REFUSED: Allowance(256, 10.0),
         # Membership and election: some ten a second and member; a cable that was full, or this

@@ -28,7 +28,7 @@ def placement_of(assignment: Assignment) -> Placement:
         for place in assignment.stages
     )
     return Placement(
-        epoch=assignment.key.epoch,
+        generation=assignment.key.generation,
         holder=assignment.holder,
         version=assignment.version,
         lineage=assignment.lineage,
@@ -74,7 +74,7 @@ def assignment_of(request: JobPlanRequest, plan: Plan, placed: Placement) -> Ass
         for stage, where in zip(plan.stages, placed.stages, strict=True)
     )
     return Assignment(
-        key=GenerationKey(request.job, placed.epoch),
+        key=GenerationKey(request.job, placed.generation),
         holder=placed.holder,
         digest=request.digest,
         stages=places,
@@ -105,7 +105,7 @@ def assignment_on_one(present: Assignment, placed: Placement) -> Assignment:
     place = StageAssignment(stage.first, stage.end, warmup=1, devices=stage.devices, shares=(1,))
     return replace(
         present,
-        key=GenerationKey(present.key.job, placed.epoch),
+        key=GenerationKey(present.key.job, placed.generation),
         stages=(place,),
         version=placed.version,
         lineage=placed.lineage,
@@ -133,6 +133,6 @@ def plan_in_force(in_force: PlanInForce, planning: JobPlanRequest, mesh: Mesh) -
 
 @dataclass(frozen=True, slots=True)
 class Fetches(Blob):
-    """What a device fetches before an epoch."""
+    """What a device fetches before a generation."""
 
     parts: tuple[Annotated[Fetch, Row()], ...]

@@ -94,7 +94,7 @@ class Assignment(Blob):
     """One generation of one job.
 
     Attributes:
-        key: job and epoch.
+        key: job and generation.
         holder: id of the device that holds the data.
         digest: which model (SHA-256 of its description).
         stages: in pipeline order.
@@ -104,7 +104,7 @@ class Assignment(Blob):
         seed: of the job; randomness inside the model derives from it.
         clip: whether a clipping coefficient is to be awaited before each update.
         version: the state that the generation begins with.
-        lineage: the job's history before this epoch.
+        lineage: the job's history before this generation.
         wire: how activations, gradients and the parts of all-reduces travel.
         stable: the newest version of which every copy was acknowledged; None = there is none.
         keeps: whether the state that the generation begins with is copied at once.

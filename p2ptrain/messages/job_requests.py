@@ -1,6 +1,6 @@
 """What is asked of a device about a job, and what it answers, beside the parts of a message.
 
-holder -> device:   epoch.inventory, job.facts, epoch.prepare, job.end
+holder -> device:   generation.inventory, job.facts, generation.prepare, job.end
 device -> holder:   job.leaving;  job.over where it kept a job whose holder was gone
 """
 
@@ -24,7 +24,7 @@ class StateRequest(FrameFields):
 
     Attributes:
         digest: of the job's model.
-        epoch: the generation that begins with this question.
+        generation: the generation that begins with this question.
         alive: the devices that the generation may use.
         apply: an update that counts elsewhere and is applied here before the answer.
         coefficient: of that update.
@@ -33,7 +33,7 @@ class StateRequest(FrameFields):
 
     job: Id
     digest: Id
-    epoch: Count
+    generation: Count
     alive: Annotated[frozenset[Id], Length(DEVICES_LIMIT)]
     apply: VersionRow | None = None
     coefficient: Coefficient | None = None
@@ -82,7 +82,7 @@ class JobKept(FrameFields):
     """What a device keeps of a job of the device that asks; nothing, without a job."""
 
     job: Id | None = None
-    epoch: Annotated[Count, Rare()] = 0
+    generation: Annotated[Count, Rare()] = 0
     newest: VersionRow | None = None
 
 

@@ -1,20 +1,20 @@
 """The messages of a training job: kinds, sender and receiver, checked fields.
 
-Every frame carries (job, epoch): an epoch is one generation. Frames of another job or generation
+Every frame carries (job, generation). Frames of another job or generation
 are dropped and counted, from any sender. docs/internals/messages.md has the fields.
 """
 
 # The messages of a job, in the order in which they are sent:
 #
 #   holder                coordinator             devices of the plan
-#     |-- epoch.inventory --------------------------->|   (stops, reports its state)
+#     |-- generation.inventory ---------------------->|   (stops, reports its state)
 #     |-- links.measure, profile.measure ------------>|   (asks the holder for model.fetch)
 #     |-- plan.ask ------->|-- plan.search ---------->|   (the fastest, where that pays)
 #     |-- plan.works ----->|                          |   (a sign of work? none: passed over)
 #     |<---- the plan -----|                          |
-#     |-- epoch.prepare ----------------------------->|   (fetches its weights: state.read)
+#     |-- generation.prepare ------------------------>|   (fetches its weights: state.read)
 #     |<----------------------------------- ready ----|
-#     |-- epoch.begin ------------------------------->|   to all members: others have no part
+#     |-- generation.begin -------------------------->|   to all members: others have no part
 #     |
 #     |-- train.round ------------------------------->|   what comes next, to every stage; or that
 #     |                                               |   nothing does (asynchronous training)
@@ -37,7 +37,7 @@ are dropped and counted, from any sender. docs/internals/messages.md has the fie
 #     |-- replica.keeper ---------------------------->|   offer it to another device instead
 #     |-- versions.keep ----------------------------->|   to all: what is older may go
 #     |-- job.end ----------------------------------->|
-INVENTORY = "epoch.inventory"
+INVENTORY = "generation.inventory"
 
 PLAN = "plan.ask"
 
@@ -59,9 +59,9 @@ MEASURE_LINKS = "links.measure"
 
 FETCH_MODEL = "model.fetch"
 
-PREPARE = "epoch.prepare"
+PREPARE = "generation.prepare"
 
-BEGIN = "epoch.begin"
+BEGIN = "generation.begin"
 
 STATE_MANIFEST = "state.manifest"
 

@@ -19,10 +19,10 @@ from p2ptrain.recovery.version import VersionRow
 
 @dataclass(frozen=True, slots=True)
 class GenerationKey(FrameFields):
-    """One plan in force for one job; `epoch` only ever rises. Every training frame carries it."""
+    """One plan in force for one job; its number only rises. Every training frame carries both."""
 
     job: Id
-    epoch: Count
+    generation: Count
 
 
 @dataclass(frozen=True, slots=True)

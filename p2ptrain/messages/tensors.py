@@ -125,7 +125,7 @@ def to_messages(
 
 @dataclass(frozen=True, slots=True)
 class StreamId(FrameFields):
-    """One flow into one stage of one epoch. The holder counts as stage `len(stages)`."""
+    """One flow into one stage of one generation. The holder counts as stage `len(stages)`."""
 
     key: Annotated[GenerationKey, Flat()]
     stage: Count
@@ -138,7 +138,7 @@ class ResendLogged(FrameFields):
 
     Attributes:
         line: where it goes now.
-        logged: that epoch.
+        logged: that generation.
         step: updates applied before the round.
     """
 

@@ -3,7 +3,7 @@
     @dataclass(frozen=True, slots=True)
     class Stock:
         device: Annotated[str, Text(64)]
-        epoch: Annotated[int, Range(0, 2**53)]
+        generation: Annotated[int, Range(0, 2**53)]
         linked: Annotated[tuple[str, ...], Length(256)] = ()
         kind: Kind | None = None                              # an Enum, by its value
 

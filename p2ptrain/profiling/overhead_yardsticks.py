@@ -118,7 +118,13 @@ class _Messages:
 
     def frame_and_read(self) -> None:
         """One message."""
-        fields = {"job": "overheads", "epoch": 1, "stage": 1, "flow": "activations", "first": 0}
+        fields = {
+            "job": "overheads",
+            "generation": 1,
+            "stage": 1,
+            "flow": "activations",
+            "first": 0,
+        }
         message = Message("train.values", fields, (self._part,), (PartKind.ACTIVATION,))
         outgoing = OutgoingMessage(message, Priority.TENSOR)
         outgoing.start(self._number, lambda _kind, _part: Codec.RAW)

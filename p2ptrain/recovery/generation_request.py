@@ -10,7 +10,7 @@ from p2ptrain.recovery.choose_version import KnownPast, StateLost
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Version
 
-EPOCHS_A_REQUEST = 64
+GENERATIONS_PER_REQUEST = 64
 """Generation numbers that one request may use up: so they are unique for any answerer and
 whenever."""
 
@@ -32,7 +32,7 @@ class GenerationRequest:
     Attributes:
         number: of this holder's requests, rising also over its restarts; a greater one cancels a
             smaller one.
-        epoch: first generation number to use; EPOCHS_A_REQUEST may be used.
+        generation: first generation number to use; GENERATIONS_PER_REQUEST may be used.
         units: of the model.
         holder: id of the device with the data.
         alive: devices that the holder sees alive, itself included.
@@ -44,7 +44,7 @@ class GenerationRequest:
     """
 
     number: int
-    epoch: int
+    generation: int
     reason: ReconfigureReason
     units: int
     holder: str

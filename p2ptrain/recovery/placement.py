@@ -29,16 +29,16 @@ class Placement:
     """One generation of one job.
 
     Attributes:
-        epoch: its number; of two generations the greater counts.
+        generation: its number; of two generations the greater counts.
         holder: id of the device with the data.
         version: what the generation begins with.
-        lineage: as it was before this epoch.
+        lineage: as it was before this generation.
         stages: in pipeline order.
         keeps: whether the version that the generation begins with is kept at once.
         stable: the newest version of which every copy was acknowledged; None = there is none.
     """
 
-    epoch: int
+    generation: int
     holder: str
     version: Version
     lineage: Lineage
@@ -65,9 +65,9 @@ class Placement:
         """Units that a device trains."""
         return tuple((stage.first, stage.end) for stage in self.stages if device in stage.devices)
 
-    def gives_part(self, device: str, epoch: int) -> bool:
+    def gives_part(self, device: str, generation: int) -> bool:
         """Whether this is that generation, and a device trains in it."""
-        return epoch == self.epoch and device in self.devices
+        return generation == self.generation and device in self.devices
 
     def keeper_of(self, first: int, end: int) -> str | None:
         """Who keeps the copies of units [first, end), exactly one stage's."""

@@ -35,8 +35,8 @@ class Rebuild(FrameFields):
     """`device` takes units [first, end) from one version to another.
 
     Attributes:
-        stage: their number in the plan of `epoch`.
-        epoch: the one that computed `target`, which all others have.
+        stage: their number in the plan of `generation`.
+        generation: the one that computed `target`, which all others have.
         version: of the copy that it begins with.
     """
 
@@ -44,14 +44,14 @@ class Rebuild(FrameFields):
     stage: Count
     first: Count
     end: Count
-    epoch: Count
+    generation: Count
     version: VersionRow
     target: VersionRow
 
     def __post_init__(self) -> None:
         check_units(self.first, self.end)
-        if self.version.step >= self.target.step or self.target.computed != self.epoch:
-            raise ValueError("a stage is rebuilt from an older version to one of its epoch")
+        if self.version.step >= self.target.step or self.target.computed != self.generation:
+            raise ValueError("a stage is rebuilt from an older version to one of its generation")
 
     @property
     def made(self) -> tuple[StateEntry, ...]:
@@ -78,7 +78,7 @@ def plan_rebuilds(
         One for each stage that is lost; none where one of them cannot be made.
     """
     target = newest_live(inventories.values(), lineage)
-    if present is None or target is None or target.computed != present.epoch:
+    if present is None or target is None or target.computed != present.generation:
         return ()
     held = _held_at(target, inventories)
     missing = set(range(units)) - held
@@ -93,7 +93,7 @@ def plan_rebuilds(
         copies = (
             (device, holding.version)
             for device, holding in _copies(stage, free, lineage, present)
-            if max(since, _logged(inventories[device], present.epoch, target))
+            if max(since, _logged(inventories[device], present.generation, target))
             <= holding.version.step
             <= target.step - least_steps
         )
@@ -102,7 +102,7 @@ def plan_rebuilds(
             return ()
         device, version = best
         units_of = (stage.first, stage.end)
-        found[device] = Rebuild(device, index, *units_of, present.epoch, version, target)
+        found[device] = Rebuild(device, index, *units_of, present.generation, version, target)
     return tuple(found.values())
 
 
@@ -137,7 +137,9 @@ def _since(
     senders = {device for neighbour in near for device in neighbour.devices}
     if not senders <= inventories.keys():
         return target.step
-    return max((_logged(inventories[one], present.epoch, target) for one in senders), default=0)
+    return max(
+        (_logged(inventories[one], present.generation, target) for one in senders), default=0
+    )
 
 
 def _copies(
@@ -151,16 +153,16 @@ def _copies(
     for device in alike:
         for holding in inventories[device].holdings:
             version = holding.version
-            is_its = version.computed == present.epoch or version == present.version
+            is_its = version.computed == present.generation or version == present.version
             is_whole = (holding.first, holding.end) == (stage.first, stage.end)
             if holding.kind in _COPIES and is_whole and is_its and lineage.is_valid(version):
                 yield device, holding
 
 
-def _logged(inventory: StateReport, epoch: int, target: Version) -> int:
+def _logged(inventory: StateReport, generation: int, target: Version) -> int:
     """From which step on it has all that it sent and was ordered in that generation."""
     logged = inventory.logged
-    return logged.since if logged is not None and logged.epoch == epoch else target.step
+    return logged.since if logged is not None and logged.generation == generation else target.step
 
 
 MIN_LIMIT_BYTES = 24 << 20

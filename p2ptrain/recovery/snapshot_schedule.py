@@ -91,7 +91,7 @@ class SnapshotCost:
 
 
 class SnapshotSchedule:
-    """Decides for one epoch. Time is an argument: seconds of any monotonic clock.
+    """Decides for one generation. Time is an argument: seconds of any monotonic clock.
 
     Attributes:
         cost_seconds: what one version is taken to cost.

@@ -35,7 +35,7 @@ class TryBackupPeer:
 
     owner: str
     keeper: str
-    epoch: int
+    generation: int
     first: int
     end: int
     version: Version
@@ -111,7 +111,7 @@ class SnapshotTracker:
     def acknowledged(
         self,
         device: str,
-        epoch: int,
+        generation: int,
         units: tuple[int, int],
         version: Version,
         failed: str | None = None,
@@ -119,7 +119,7 @@ class SnapshotTracker:
         """A device has a copy of a stage, or why it has not."""
         placed, stage = self._placed, self._stage_of(units)
         missing = self._missing.get(version)
-        if placed is None or placed.epoch != epoch or stage is None or missing is None:
+        if placed is None or placed.generation != generation or stage is None or missing is None:
             return []
         if failed is not None:
             return self._on_failed(placed, stage, device, version, failed)
@@ -168,7 +168,7 @@ class SnapshotTracker:
                 missing.discard((p, device))
                 missing.add((p, keeper))
         units = (stage.first, stage.end)
-        return [TryBackupPeer(stage.devices[0], keeper, placed.epoch, *units, version)]
+        return [TryBackupPeer(stage.devices[0], keeper, placed.generation, *units, version)]
 
     def _abandon(self, version: Version, p: int, device: str, why: str) -> list[KeepingResult]:
         del self._missing[version]

@@ -63,9 +63,9 @@ class StateEntry:
 
 @dataclass(frozen=True, slots=True)
 class ReplayWindow:
-    """A device still has all that it sent and was ordered in `epoch`, from step `since` on."""
+    """A device still has all that it sent and was ordered in `generation`, from step `since` on."""
 
-    epoch: Count
+    generation: Count
     since: Count
 
 
@@ -79,7 +79,7 @@ class StateReport(Blob):
 
     Attributes:
         device: its id.
-        epoch: newest that it prepared, ran or was asked about.
+        generation: newest that it prepared, ran or was asked about.
         holdings: what it has; nothing torn, nothing half arrived.
         linked: ids of the peers that it has a link to.
         budget_bytes: what it offered the job when it was idle; less where others have taken of it.
@@ -93,7 +93,7 @@ class StateReport(Blob):
     LIMIT: ClassVar[BlobLimit] = LARGE
 
     device: Id
-    epoch: Count = 0
+    generation: Count = 0
     holdings: Annotated[tuple[StateEntry, ...], Length(HOLDINGS_LIMIT)] = ()
     linked: Annotated[frozenset[Id], Length(HOLDINGS_LIMIT)] = frozenset()
     budget_bytes: Bytes = 0

@@ -56,12 +56,12 @@ class Era:
     """One generation that began.
 
     Attributes:
-        epoch: its number.
+        generation: its number.
         start: updates applied to the state that it began with.
         origin: the generation that computed that state; 0 = the first weights.
     """
 
-    epoch: Count
+    generation: Count
     start: Count
     origin: Count
 
@@ -81,16 +81,18 @@ class Lineage:
 
     def __post_init__(self) -> None:
         for before, era in pairwise(self.eras):
-            if era.epoch <= before.epoch:
-                raise ProtocolError(f"epoch {era.epoch} cannot begin after epoch {before.epoch}")
+            if era.generation <= before.generation:
+                raise ProtocolError(
+                    f"generation {era.generation} cannot begin after generation {before.generation}"
+                )
 
-    def begun(self, epoch: int, start: Version) -> Lineage:
+    def begun(self, generation: int, start: Version) -> Lineage:
         """With one more era.
 
         Raises:
-            ProtocolError: `epoch` is not above all others.
+            ProtocolError: `generation` is not above all others.
         """
-        return Lineage((*self.eras, Era(epoch, start.step, start.computed)))
+        return Lineage((*self.eras, Era(generation, start.step, start.computed)))
 
     def is_valid(self, version: Version) -> bool:
         """Whether `version` belongs to the history that the last era continues."""
@@ -118,6 +120,6 @@ LineageRows: TypeAlias = Annotated[Lineage, By(Lineage, attrgetter("eras"), Eras
 def _holds(era: Era, most: int | None, version: Version) -> bool:
     if most is not None and version.step > most:
         return False
-    if version.computed == era.epoch:
+    if version.computed == era.generation:
         return version.step > era.start
     return version == Version(era.start, era.origin)

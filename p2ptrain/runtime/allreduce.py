@@ -117,7 +117,7 @@ class _ReceivedChunks:
 
 
 class RingAllReduce:
-    """One stage's part in its group's sums, on this device, for one epoch.
+    """One stage's part in its group's sums, on this device, for one generation.
 
     `begin`, `final` (from the compute thread) and `finish` frame each round of training, and `run`
     runs beside them all the time. Implements `stage_io.AllReduce` and

@@ -112,7 +112,7 @@ class _StageTask:
 
 
 class StageExecutor(ABC):
-    """One stage on this device, for one epoch.
+    """One stage on this device, for one generation.
 
     Attributes:
         live: its tensors.

@@ -175,13 +175,13 @@ class LiveStage(TrainedStage):
     """
 
     def __init__(
-        self, stage: Stage, optimizer: StageOptimizer, version: Version, epoch: int
+        self, stage: Stage, optimizer: StageOptimizer, version: Version, generation: int
     ) -> None:
-        """Take a stage at `version` into training; `epoch` is the one that computes from now on."""
+        """Take a stage at `version` into training; `generation` computes from now on."""
         super().__init__(stage, optimizer, version)
         self.is_ahead = False
         self.norms: HostCopies | None = None
-        self._epoch = epoch
+        self._generation = generation
         self._order: RoundOrder | None = None
         self._saved = SavedBuffers(self._written())
         self._before: dict[str, Tensor] = {}  # where ahead: of `version`, what updates change
@@ -228,7 +228,7 @@ class LiveStage(TrainedStage):
         if not self.is_ahead or order is not self._order:  # else it was begun
             self._check_turn(order)
             self._order = order
-        self.ready = Version(order.round.step + 1, self._epoch)
+        self.ready = Version(order.round.step + 1, self._generation)
 
     def advance(self) -> None:
         """Make the update that the stage is ready for before it counts; `named` stays as it was.

@@ -27,7 +27,7 @@ class RunInCompute(Protocol):
 
 
 class StageSnapshots:
-    """The copies of one stage in one epoch.
+    """The copies of one stage in one generation.
 
     Attributes:
         on_kept: called with every snapshot that was asked for, on the event loop, once it is there.

@@ -75,7 +75,7 @@ async def fetch_units(
     tries = [TransferRequest(wanted.peer, key.job, source, *units)]
     if wanted.relayed:
         timeout = max(number, 1) * hop_seconds
-        tries = [TransferRequest(wanted.peer, key.job, RELAY, *units, timeout, key.epoch)]
+        tries = [TransferRequest(wanted.peer, key.job, RELAY, *units, timeout, key.generation)]
         if assignment.holder != mesh.self_id:
             tries.append(TransferRequest(assignment.holder, key.job, source, *units))
     why: Exception | None = None

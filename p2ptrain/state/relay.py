@@ -127,9 +127,9 @@ class StateRelays:
     def __init__(self) -> None:
         self._relays: dict[tuple[GenerationKey, int, int], StateRelay] = {}
 
-    def get(self, epoch: GenerationKey, first: int, end: int) -> StateRelay:
-        """The relay of units [first, end) while `epoch` is prepared."""
-        key = (epoch, first, end)
+    def get(self, generation: GenerationKey, first: int, end: int) -> StateRelay:
+        """The relay of units [first, end) while `generation` is prepared."""
+        key = (generation, first, end)
         if key not in self._relays:
             if len(self._relays) >= MAX_RELAYS:
                 self._relays.pop(next(iter(self._relays))).end("it was not asked for in time")
@@ -144,6 +144,6 @@ class StateRelays:
 
     def end(self, through: GenerationKey, why: str) -> None:
         """Hand on nothing more of that generation and those before it."""
-        for (epoch, _, _), relay in self._relays.items():
-            if epoch.job == through.job and epoch.epoch <= through.epoch:
+        for (generation, _, _), relay in self._relays.items():
+            if generation.job == through.job and generation.generation <= through.generation:
                 relay.end(why)

@@ -74,7 +74,7 @@ class TransferRequest:
 
     Attributes:
         timeout_seconds: for the manifest, and for each range.
-        epoch: of the plan that is prepared; sent to a device that hands on what it reads.
+        generation: of the plan that is prepared; sent to a device that hands on what it reads.
         priority: of the tensors' bytes.
         range_bytes: most of the next read that is not one chunk; asked before each.
         reads_in_flight: at once.
@@ -86,14 +86,14 @@ class TransferRequest:
     first: int
     end: int
     timeout_seconds: float = READ_TIMEOUT_SECONDS
-    epoch: int = 0
+    generation: int = 0
     priority: Priority = Priority.BULK
     range_bytes: Callable[[], int] = _range_bytes
     reads_in_flight: int = READS_IN_FLIGHT
 
     def fields(self, reading: int = 0) -> dict[str, Any]:
         """As frame fields; `reading` is its number."""
-        key = GenerationKey(self.job, self.epoch)
+        key = GenerationKey(self.job, self.generation)
         return StateKey(key, self.source, self.first, self.end, reading).fields()
 
 

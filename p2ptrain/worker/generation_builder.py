@@ -99,11 +99,11 @@ class GenerationBuild:
         if short_bytes is None and not self._gathers:
             memory.expect(self._planned_bytes, engaged=engaged)
         work = self._fetch(fetches, short_of, short_bytes)
-        self._task = self._tasks.spawn(work, f"fetch {self.assignment.key.epoch}")
+        self._task = self._tasks.spawn(work, f"fetch {self.assignment.key.generation}")
 
     def build(self) -> None:
         """The stages, from what is here now; nothing where all that is built stands elsewhere."""
-        self._task = self._tasks.spawn(self._build(), f"build {self.assignment.key.epoch}")
+        self._task = self._tasks.spawn(self._build(), f"build {self.assignment.key.generation}")
 
     def take(self) -> HostedStages:
         """The generation begins: its stages."""
@@ -127,10 +127,10 @@ class GenerationBuild:
         short_of: Callable[[int], int | None],
         short_bytes: int | None,
     ) -> None:
-        epoch = self.assignment.key.epoch
+        generation = self.assignment.key.generation
         if short_bytes is not None:
             self._feed(
-                worker_events.PrepareFailed(epoch, "out of memory", memory_bytes=short_bytes)
+                worker_events.PrepareFailed(generation, "out of memory", memory_bytes=short_bytes)
             )
             return
         try:
@@ -141,7 +141,7 @@ class GenerationBuild:
         except Exception as error:  # reported to the holder, which plans around it
             self._feed(self._failure(error))
         else:
-            self._feed(worker_events.Fetched(epoch))
+            self._feed(worker_events.Fetched(generation))
 
     async def _know_sizes(self, short_of: Callable[[int], int | None]) -> None:
         """Of a model of another device's, whatever the plan says."""
@@ -183,7 +183,9 @@ class GenerationBuild:
             self._store.offer(version)
             await failpoints.reach("fetch.between", device=self._mesh.self_id)
             self._feed(
-                worker_events.PartFetched(assignment.key.epoch, wanted.first, wanted.end, version)
+                worker_events.PartFetched(
+                    assignment.key.generation, wanted.first, wanted.end, version
+                )
             )
 
         async with task_scope() as group:
@@ -217,7 +219,7 @@ class GenerationBuild:
             trim_heap()  # what the weights' way here has taken
             if not self._compute.device.is_host:
                 await self._compute.run((0,), self._compute.device.release_cached)
-            self._feed(worker_events.Built(self.assignment.key.epoch))
+            self._feed(worker_events.Built(self.assignment.key.generation))
 
     async def _build_stages(self) -> None:
         description = await self._description()
@@ -262,7 +264,9 @@ class GenerationBuild:
         elif not isinstance(error, Error):
             log.error("not_made_ready", why=repr(error), exc_info=error)
         reason = str(error) or type(error).__name__
-        return worker_events.PrepareFailed(self.assignment.key.epoch, reason, source, memory_bytes)
+        return worker_events.PrepareFailed(
+            self.assignment.key.generation, reason, source, memory_bytes
+        )
 
 
 KNOWN_WITHIN = 1.25

@@ -76,7 +76,7 @@ class HostedStages:
         """Take the part that `assignment` gives this device.
 
         Args:
-            store: where kept copies go: the job's, if it outlives this epoch.
+            store: where kept copies go: the job's, if it outlives this generation.
             planned_bytes: what the plan takes here.
         """
         self.assignment = assignment
@@ -109,7 +109,7 @@ class HostedStages:
         """From which step on a neighbour of one of these stages could be rebuilt."""
         if self.assignment.asynchrony is not None:
             return None  # its updates used other versions than the next
-        return ReplayWindow(self.assignment.key.epoch, self.log.since)
+        return ReplayWindow(self.assignment.key.generation, self.log.since)
 
     @property
     def keeps(self) -> bool:
@@ -254,7 +254,7 @@ class HostedStages:
         self, index: int, state: Mapping[str, Tensor], spec: OptimizerSpec, memory: UnsharedTensors
     ) -> None:
         place, version = self.assignment.stages[index], self.assignment.version
-        how, epoch = self.assignment.asynchrony, self.assignment.key.epoch
+        how, generation = self.assignment.asynchrony, self.assignment.key.generation
 
         def build() -> LiveStage | DelayedStage:
             me = self._shell.mesh.self_id
@@ -263,9 +263,9 @@ class HostedStages:
             at.allow_fast_math(allowed=self.assignment.fast_math)
             made = built_stage(self.assignment, self.description, place, own, spec, at, owner=me)
             if how is None:
-                return LiveStage(*made, version, epoch)
+                return LiveStage(*made, version, generation)
             delays = WeightDelays(how, self.assignment.depths, version.step)
-            return DelayedStage(*made, version, epoch, index, delays, shared=place.shared)
+            return DelayedStage(*made, version, generation, index, delays, shared=place.shared)
 
         live = await self._shell.compute.run((0,), build)
         links = LiveStageSender(self.assignment, index, live.stage, self.description, self._shell)

@@ -78,14 +78,14 @@ class StageRebuilder:
         self._feed = feed
         self._task: asyncio.Task[None] | None = None
 
-    def make(self, request: int, what: Rebuild, epoch: int) -> None:
+    def make(self, request: int, what: Rebuild, generation: int) -> None:
         """Begin.
 
         Args:
             request: names the answer.
-            epoch: number of the attempt, which nothing else has.
+            generation: number of the attempt, which nothing else has.
         """
-        work = self._make(request, what, epoch)
+        work = self._make(request, what, generation)
         self._task = self._tasks.spawn(work, f"rebuild stage {what.stage}")
 
     def cancel(self) -> None:
@@ -94,14 +94,14 @@ class StageRebuilder:
             self._task.cancel()
             self._task = None
 
-    async def _make(self, request: int, what: Rebuild, epoch: int) -> None:
+    async def _make(self, request: int, what: Rebuild, generation: int) -> None:
         is_here = False
         try:
             engagement = self._store.engagement
-            if engagement is None or engagement.assignment.key.epoch != what.epoch:
-                raise PeerError(f"nothing of epoch {what.epoch} is here any more")
+            if engagement is None or engagement.assignment.key.generation != what.generation:
+                raise PeerError(f"nothing of generation {what.generation} is here any more")
             with timed(log, "stage_made_anew"):
-                await _RebuildRun(what, epoch, engagement, self._store, self._shell).run()
+                await _RebuildRun(what, generation, engagement, self._store, self._shell).run()
             place = {"stage": what.stage, "step": what.target.step - 1}
             await failpoints.reach("rebuild.after", device=self._shell.mesh.self_id, **place)
             is_here = True
@@ -111,9 +111,9 @@ class StageRebuilder:
         self._feed(worker_events.RebuildDone(request, what, is_here))
 
 
-def lines_key(job: str, epoch: int) -> GenerationKey:
+def lines_key(job: str, generation: int) -> GenerationKey:
     """Of the streams of a stage that is rebuilt in the attempt of that number."""
-    return GenerationKey(job, FIRST_NUMBER + epoch)
+    return GenerationKey(job, FIRST_NUMBER + generation)
 
 
 class _RebuildRun:
@@ -122,7 +122,7 @@ class _RebuildRun:
     def __init__(
         self,
         what: Rebuild,
-        epoch: int,
+        generation: int,
         engagement: HostedStages,
         store: JobStore,
         shell: LocalDevice,
@@ -138,7 +138,7 @@ class _RebuildRun:
         me = shell.mesh.self_id
         place = replace(self._old.stages[what.stage], devices=(me,), copies_to=None)
         stages = (*self._old.stages[: what.stage], place, *self._old.stages[what.stage + 1 :])
-        self._key = lines_key(self._old.key.job, epoch)
+        self._key = lines_key(self._old.key.job, generation)
         self._assignment = replace(self._old, key=self._key, stages=stages)
         self._steps = engagement.log.orders(what.version.step, what.target.step)
         self._lines = StageIoBuilder(self._assignment, what.stage, self._description, shell)
@@ -174,7 +174,7 @@ class _RebuildRun:
         at = self._shell.device
         at.allow_fast_math(allowed=self._old.fast_math)
         made = built_stage(self._old, self._description, place, found.own(), spec, at)
-        return LiveStage(*made, what.version, what.epoch)
+        return LiveStage(*made, what.version, what.generation)
 
     async def _feed(self, runner: SyncStageExecutor, ends: _DiscardSender) -> None:
         for order, _ in self._steps:
@@ -188,7 +188,7 @@ class _RebuildRun:
         async with task_scope() as group:
             for device, flow in self._senders():
                 line = StreamId(self._key, self._what.stage, flow)
-                fields = ResendLogged(line, self._old.key.epoch, order.round.step).fields()
+                fields = ResendLogged(line, self._old.key.generation, order.round.step).fields()
                 group.create_task(self._call(device, Message(LOG_SEND, fields)))
             for flow in self._fed():
                 line = StreamId(self._key, self._what.stage, flow)
@@ -261,7 +261,7 @@ async def send_logged(
     """
     wanted = ResendLogged.read(message.fields)
     if engagement is None or engagement.assignment.key != wanted.key:
-        raise PeerError(f"{mesh.name} has nothing of that epoch any more")
+        raise PeerError(f"{mesh.name} has nothing of that generation any more")
     line, wire = wanted.line, engagement.assignment.wire
     for piece, values in engagement.log.pieces(wanted.step, line.stage, line.flow):
         place = {"stage": line.stage, "step": wanted.step}

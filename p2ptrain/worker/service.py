@@ -219,7 +219,7 @@ class WorkerService:
         part = self.slot.part
         if part is None or part.holder != peer or part.newest is None:
             return Message(FIND)
-        return Message(FIND, JobKept(part.job, part.epoch, part.newest).fields())
+        return Message(FIND, JobKept(part.job, part.generation, part.newest).fields())
 
     async def _facts(self, peer: str, message: Message) -> Message:
         """What this device has measured and offers, while its work continues."""
@@ -246,7 +246,7 @@ class WorkerService:
         key = GenerationKey.read(message.fields)
         part = self.slot.part_in(key.job, peer, message)
         if part is not None:
-            part.begin(peer, key.epoch)
+            part.begin(peer, key.generation)
 
     async def _round(self, peer: str, message: Message) -> None:
         key = GenerationKey.read(message.fields)
@@ -267,13 +267,15 @@ class WorkerService:
     def _offered(self, peer: str, message: Message) -> None:
         key = GenerationKey.read(message.fields)
         if self.slot.part is not None and self.slot.part.job == key.job:
-            self.slot.part.replication.offered(peer, key.epoch, SnapshotOffer.read(message.fields))
+            self.slot.part.replication.offered(
+                peer, key.generation, SnapshotOffer.read(message.fields)
+            )
 
     def _keeper(self, peer: str, message: Message) -> None:
         key = GenerationKey.read(message.fields)
         part = self.slot.part_in(key.job, peer, message)
         if part is not None:
-            part.replication.keeper_is(peer, key.epoch, BackupAssignment.read(message.fields))
+            part.replication.keeper_is(peer, key.generation, BackupAssignment.read(message.fields))
 
     def _keep(self, peer: str, message: Message) -> None:
         keep = RetainSnapshots.read(message.fields)
@@ -285,7 +287,7 @@ class WorkerService:
         """Answered once the last update committed to this device is made."""
         engagement = self.slot.engaged(peer, message)
         if engagement is None:
-            raise PeerError("that epoch is over")
+            raise PeerError("that generation is over")
         await failpoints.reach("settled.receive.before", device=self.mesh.self_id)
         await engagement.applied()
         await failpoints.reach("settled.answer.before", device=self.mesh.self_id)
@@ -301,7 +303,7 @@ class WorkerService:
         """Where a piece that a stage here still holds first stopped being finite."""
         engagement = self.slot.engaged(peer, message)
         if engagement is None:
-            raise PeerError("that epoch is over")
+            raise PeerError("that generation is over")
         asked = DiagnoseRequest.read(message.fields)
         runner = engagement.runners.get(asked.stage)
         if runner is None:
@@ -314,7 +316,7 @@ class WorkerService:
         """What came into the stages here in a round, and how large it was."""
         engagement = self.slot.engaged(peer, message)
         if engagement is None:
-            raise PeerError("that epoch is over")
+            raise PeerError("that generation is over")
         key, asked = engagement.assignment.key, RoundQuestion.read(message.fields)
         noted = Arrivals(
             tuple(islice(self.device.switchboard.arrived(key, asked.round), ARRIVALS_LIMIT))
@@ -325,7 +327,7 @@ class WorkerService:
         """What the stages here wait for, and what this device has done so far."""
         engagement = self.slot.engaged(peer, message)
         if engagement is None:
-            raise PeerError("that epoch is over")
+            raise PeerError("that generation is over")
         members = self.mesh.members.values()
         runners = engagement.runners
         standing = Standing(

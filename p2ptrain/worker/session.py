@@ -1,7 +1,7 @@
 """This device's part in one job across generations: the shell of `recovery.cores.worker_core`.
 
-    holder   epoch.inventory -> stop, report state      epoch.prepare -> fetch, build
-             epoch.begin -> the prepared stages run     train.round, train.commit
+    holder   generation.inventory -> stop, report state      generation.prepare -> fetch, build
+             generation.begin -> the prepared stages run     train.round, train.commit
 
 Slow work runs in tasks of this object, which report to the rules how it went.
 """
@@ -102,9 +102,9 @@ class WorkerSession:
         return max(versions, key=lambda version: version.age, default=None)
 
     @property
-    def epoch(self) -> int:
+    def generation(self) -> int:
         """Of the newest command that was obeyed."""
-        return self._core.epoch
+        return self._core.generation
 
     @property
     def refused(self) -> int:
@@ -123,14 +123,14 @@ class WorkerSession:
         asked = worker_events.StateReportAsked(
             request=number,
             peer=peer,
-            epoch=request.epoch,
+            generation=request.generation,
             apply=request.apply,
             coefficient=request.coefficient,
             rebuild=request.rebuild,
         )
         if request.rebuild is not None and request.rebuild.device != me:
             raise ProtocolError("a rebuild is asked of another device")
-        if self._core.refusal(peer, asked.epoch) is None:  # nothing else of it is believed
+        if self._core.refusal(peer, asked.generation) is None:  # nothing else of it is believed
             self._digest, self._others, self.holder = request.digest, others, peer
             self._booking.asked(monotonic())
         answer = await self._answer(asked)
@@ -165,20 +165,20 @@ class WorkerSession:
             self._feed(asked)
             return await answer
 
-    def begin(self, peer: str, epoch: int) -> None:
+    def begin(self, peer: str, generation: int) -> None:
         """A generation is in force."""
         failpoints.reach_now("begin.receive.before", device=self._around.mesh.self_id)
-        self._feed(worker_events.BeginReceived(peer, epoch))
+        self._feed(worker_events.BeginReceived(peer, generation))
 
     async def order(self, peer: str, key: GenerationKey, order: RoundOrder) -> None:
-        """A round of an epoch."""
+        """A round of a generation."""
         self._is_queued = False
-        heard = (peer, key.epoch, order.round.step, order.keep, order.stay, order.offer)
+        heard = (peer, key.generation, order.round.step, order.keep, order.stay, order.offer)
         self._feed(worker_events.RoundOrdered(*heard))
         engagement = self.engagement
         if self._is_queued and engagement is not None:
             if order.keep and engagement.keeps:
-                self._store.offer(Version(order.round.step + 1, key.epoch))
+                self._store.offer(Version(order.round.step + 1, key.generation))
             await engagement.order(order)
 
     def keep(self, peer: str, versions: tuple[Version, ...]) -> None:
@@ -192,7 +192,9 @@ class WorkerSession:
     def commit(self, peer: str, key: GenerationKey, commit: Commit) -> None:
         """An update counts."""
         self._report_progress()
-        self._feed(worker_events.CommitReceived(peer, key.epoch, commit.step, commit.coefficient))
+        self._feed(
+            worker_events.CommitReceived(peer, key.generation, commit.step, commit.coefficient)
+        )
 
     def holder_is(self, state: worker_events.HolderState) -> None:
         """What became of the holder, or of its job."""
@@ -239,10 +241,10 @@ class WorkerSession:
                 self._send_ready(instruction)
             case worker_instructions.RefuseCommand(request, _, reason):
                 self._answers.refuse(request, reason)
-            case worker_instructions.StopStages(epoch):
-                self._tasks.spawn(self._stop(), f"stop epoch {epoch}")
+            case worker_instructions.StopStages(generation):
+                self._tasks.spawn(self._stop(), f"stop generation {generation}")
             case worker_instructions.RebuildStage(request, what):
-                self._rebuilder.make(request, what, self._core.epoch)
+                self._rebuilder.make(request, what, self._core.generation)
             case worker_instructions.CancelRebuild():
                 self._rebuilder.cancel()
             case worker_instructions.FetchParts(_, _, fetches):
@@ -262,8 +264,8 @@ class WorkerSession:
                 self._apply(instruction)
             case worker_instructions.DropState(holdings):
                 self._store.drop(holdings)
-            case worker_instructions.ReportLink(_, epoch, peer, back):
-                self._report_link(epoch, peer, back=back)
+            case worker_instructions.ReportLink(_, generation, peer, back):
+                self._report_link(generation, peer, back=back)
             case worker_instructions.ReportOrphaned(holder):
                 log.info("holder_gone", job=self.job)
                 self._around.waits(holder)
@@ -301,7 +303,7 @@ class WorkerSession:
         mesh = self._around.mesh
         inventory = StateReport(
             mesh.self_id,
-            answer.epoch,
+            answer.generation,
             answer.holdings,
             linked=self._others & mesh.connected,
             logged=None if self.engagement is None else self.engagement.logged,
@@ -328,10 +330,12 @@ class WorkerSession:
         for first, error in outcome.items():
             if error is not None:
                 log.warning("update_failed", step=what.version.step, why=str(error))
-                self._feed(worker_events.UpdateTorn(what.epoch, first))
+                self._feed(worker_events.UpdateTorn(what.generation, first))
             else:
                 self._store.offer(what.version)
-                self._feed(worker_events.Applied(what.epoch, first, what.version, what.coefficient))
+                self._feed(
+                    worker_events.Applied(what.generation, first, what.version, what.coefficient)
+                )
 
     def _report_progress(self) -> None:
         """What the stages have done since, before the rules decide by it."""
@@ -340,11 +344,11 @@ class WorkerSession:
             return
         for index, runner in engagement.runners.items():
             first, live = engagement.assignment.stages[index].first, runner.live
-            epoch = engagement.assignment.key.epoch
-            if live.version.computed == epoch:
-                self._feed(worker_events.Applied(epoch, first, live.version, live.coefficient))
+            generation = engagement.assignment.key.generation
+            if live.version.computed == generation:
+                self._feed(worker_events.Applied(generation, first, live.version, live.coefficient))
             if live.ready is not None and live.ready != self._committed:
-                self._feed(worker_events.GradientsReady(epoch, first, live.ready.step - 1))
+                self._feed(worker_events.GradientsReady(generation, first, live.ready.step - 1))
 
     @property
     def works(self) -> bool:
@@ -389,11 +393,11 @@ class WorkerSession:
         engagement.start(partial(self._around.on_failure, engagement.assignment))
         trim_heap()  # and with the old generation what only it had
 
-    def _report_link(self, epoch: int, peer: str, *, back: bool) -> None:
+    def _report_link(self, generation: int, peer: str, *, back: bool) -> None:
         engagement = self.engagement
         known = (self._given_up, None if engagement is None else engagement.assignment)
         for assignment in known:
-            if assignment is not None and assignment.key.epoch == epoch:
+            if assignment is not None and assignment.key.generation == generation:
                 message = "a link is back" if back else "a link ended"
                 report = FailureReport("link", message, peer=peer, back=back)
                 self._tasks.spawn(self._around.notify_holder(assignment, report), "report a link")

@@ -71,17 +71,17 @@ class SnapshotService:
         for runner in engagement.runners.values():
             runner.update.on_kept = partial(self._copied, engagement)
 
-    def offered(self, peer: str, epoch: int, offer: SnapshotOffer) -> None:
+    def offered(self, peer: str, generation: int, offer: SnapshotOffer) -> None:
         """`peer` has a copy to be kept here."""
         self._offered_bytes = offer.nbytes
         self._notify(
-            worker_events.OfferReceived(peer, epoch, offer.first, offer.end, offer.version)
+            worker_events.OfferReceived(peer, generation, offer.first, offer.end, offer.version)
         )
 
-    def keeper_is(self, peer: str, epoch: int, keeper: BackupAssignment) -> None:
+    def keeper_is(self, peer: str, generation: int, keeper: BackupAssignment) -> None:
         """Copies of a stage here go to another device from now on."""
         place = (keeper.first, keeper.end, keeper.version)
-        self._notify(worker_events.BackupPeerAssigned(peer, epoch, *place, keeper.keeper))
+        self._notify(worker_events.BackupPeerAssigned(peer, generation, *place, keeper.keeper))
 
     def keep(self, peer: str, versions: tuple[Version, ...]) -> None:
         """Older versions than these may go."""
@@ -118,11 +118,14 @@ class SnapshotService:
     def _copied(
         self, engagement: HostedStages, stage: int, version: Version, why_not: str | None
     ) -> None:
-        place, epoch = engagement.assignment.stages[stage], engagement.assignment.key.epoch
+        place, generation = (
+            engagement.assignment.stages[stage],
+            engagement.assignment.key.generation,
+        )
         if why_not is not None:
             log.warning("no_copy", stage=stage, step=version.step, why=why_not)
             self._notify(
-                worker_events.SnapshotFailed(epoch, place.first, place.end, version, why_not)
+                worker_events.SnapshotFailed(generation, place.first, place.end, version, why_not)
             )
             return
         holding = StateEntry(place.first, place.end, version, StateKind.KEPT)
@@ -150,18 +153,18 @@ class SnapshotService:
             return
         nbytes = sum(tensor.nbytes for tensor in found.tensors.values())
         offer = SnapshotOffer(what.version, what.first, what.end, nbytes)
-        await self._send(what.peer, REPLICA_OFFER, what.epoch, offer.fields())
+        await self._send(what.peer, REPLICA_OFFER, what.generation, offer.fields())
         await failpoints.reach("replica.offer.after", device=self._mesh.self_id)
 
     async def _notify_holder(self, what: worker_instructions.ReportSnapshot) -> None:
         await failpoints.reach("replica.kept.before", device=self._mesh.self_id)
         kept = SnapshotKept(what.version, what.first, what.end, what.failed)
-        await self._send(what.peer, REPLICA_KEPT, what.epoch, kept.fields())
+        await self._send(what.peer, REPLICA_KEPT, what.generation, kept.fields())
         await failpoints.reach("replica.kept.after", device=self._mesh.self_id)
 
-    async def _send(self, peer: str, kind: str, epoch: int, fields: dict[str, Any]) -> None:
+    async def _send(self, peer: str, kind: str, generation: int, fields: dict[str, Any]) -> None:
         try:
-            key = GenerationKey(self._job, epoch)
+            key = GenerationKey(self._job, generation)
             await self._mesh.send(peer, Message(kind, {**key.fields(), **fields}))
         except PeerError as error:
             # The end of the link ends the generation; the next one copies again.
@@ -241,12 +244,14 @@ class SnapshotCollector:
                 raise
             reason = "not enough memory" if is_out_of_memory(error) else str(error) or "too slow"
             log.info("copy_failed", step=order.version.step, why=reason)
-            place = (order.epoch, order.first, order.end, order.version)
+            place = (order.generation, order.first, order.end, order.version)
             self._notify(worker_events.SnapshotFailed(*place, reason))
         else:
             await failpoints.reach("replica.whole.before", device=self._mesh.self_id)
             self._notify(
-                worker_events.SnapshotCollected(order.epoch, order.first, order.end, order.version)
+                worker_events.SnapshotCollected(
+                    order.generation, order.first, order.end, order.version
+                )
             )
 
     async def _read(

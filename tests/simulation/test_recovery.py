@@ -18,14 +18,14 @@ def test_training_survives_faults_and_is_never_silently_wrong(first: int) -> Non
 
 
 FOUND = {
-    "AppliesInAnyEpoch": 22,
+    "AppliesInAnyGeneration": 22,
     "ReadsAnyVersion": 3,
     "AcknowledgesEarly": 4,
     "SendsTheNewest": 22,
     "RollsForwardAlone": 21,
     "AnswersWithoutStopping": 46,
     "MixesHistories": 125,
-    "ReusesEpochNumbers": 72,
+    "ReusesGenerationNumbers": 72,
     "TrustsTheFirst": 3014,
     "DropsTooEarly": 276,
     "CommitsFirst": 76,
@@ -33,7 +33,7 @@ FOUND = {
 }
 """Seeds that showed them; where the simulator has changed since, others are looked for."""
 
-RARE = {"AnswersWithoutStopping", "MixesHistories", "ReusesEpochNumbers"}
+RARE = {"AnswersWithoutStopping", "MixesHistories", "ReusesGenerationNumbers"}
 """They need more misfortunes than twenty seconds hold."""
 
 

@@ -27,7 +27,7 @@ from tests.support import delayed_reference
 BATCH = 8
 SAMPLES = 64
 OPTIMIZER = SGD(lr=0.02, momentum=0.9, weight_decay=1e-4)
-EPOCH = 5
+GENERATION = 5
 LAGS: Mapping[Weights, Callable[[int, int], int]] = {
     Weights.STASHED: lambda stage, n: n - 1 - stage,
     Weights.UNSTASHED: lambda stage, n: n - 1 - stage,
@@ -113,7 +113,7 @@ class Pipeline:
             optimizer = StageOptimizer(OPTIMIZER, stage.parameters())
             optimizer.load_state(slots)
             delays = WeightDelays(how, depths_of([1] * count), version.step)
-            stages.append(DelayedStage(stage, optimizer, version, EPOCH, p, delays))
+            stages.append(DelayedStage(stage, optimizer, version, GENERATION, p, delays))
         return Pipeline(stages)
 
     def names(self) -> list[list[str]]:

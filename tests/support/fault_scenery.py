@@ -50,8 +50,8 @@ class Gate:
         self._closed_from = None
         self._changed.set()
 
-    def _is_closed(self, epoch: HolderGeneration, step: int, stable: SnapshotManager) -> bool:
-        if epoch.draining.is_set():
+    def _is_closed(self, generation: HolderGeneration, step: int, stable: SnapshotManager) -> bool:
+        if generation.draining.is_set():
             return False  # a change waits for the rounds that are ordered
         if step >= self._first and stable.stable is None:
             return True
@@ -64,14 +64,14 @@ class Gate:
         copies: list[SnapshotManager] = []
         begin = SnapshotManager.begin
 
-        async def gated(epoch: HolderGeneration, what: RoundOrder) -> None:
-            while self._is_closed(epoch, what.round.step, copies[-1]):
+        async def gated(generation: HolderGeneration, what: RoundOrder) -> None:
+            while self._is_closed(generation, what.round.step, copies[-1]):
                 self._changed.clear()
                 await self._changed.wait()
-            await order(epoch, what)
+            await order(generation, what)
 
-        def watched(epochs: JobDriver, instruction: holder_events.HolderInstruction) -> None:
-            carry_out(epochs, instruction)
+        def watched(driver: JobDriver, instruction: holder_events.HolderInstruction) -> None:
+            carry_out(driver, instruction)
             self._changed.set()
 
         def begun(kept: SnapshotManager, *args: Any) -> None:

@@ -30,7 +30,7 @@ from p2ptrain.runtime.tiled.tile_layout import StageTileLayout
 
 
 class Feeder:
-    """Feeds one epoch.
+    """Feeds one generation.
 
     Attributes:
         waits_for_data: the next piece has not been loaded.

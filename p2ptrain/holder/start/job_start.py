@@ -45,7 +45,7 @@ log = get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StartedJob:
-    """A job about to ask for its first, or next, epoch.
+    """A job about to ask for its first, or next, generation.
 
     Attributes:
         entry: as the journal has it, or is to have it.
@@ -133,7 +133,7 @@ class JobStart:
         if again is not None:
             entry = replace(
                 entry,
-                next_epoch=again.next_epoch,
+                next_generation=again.next_generation,
                 measured=prepared.job.numbers.measured,
                 sizes=again.sizes,
                 first_fingerprint=again.first_fingerprint,

@@ -50,7 +50,7 @@ SYNC_SECONDS = 1.0
 RETRY_SECONDS = 10.0
 """Between two tries to write again, where that failed."""
 
-FIRST_EPOCH = 1
+FIRST_GENERATION = 1
 
 _BINARY = getattr(os, "O_BINARY", 0)
 
@@ -67,11 +67,11 @@ class JournalEntry:
         fingerprint: see `fingerprint`.
         weights: digest of what it began with, see `weights_digest`.
         first_step: updates that those weights had behind them.
-        next_epoch: first generation number that was never used.
+        next_generation: first generation number that was never used.
         lineage: of the job.
         in_force: the plan it runs by; None before the first.
         stable: newest version of which every copy was acknowledged.
-        took_part: devices that had a part, each with its last epoch.
+        took_part: devices that had a part, each with its last generation.
         reported: what the user has seen.
         measured: what a scheduler has seen of evaluations.
         stopped: updates with which a callback has ended it; None = none has.
@@ -85,7 +85,7 @@ class JournalEntry:
     weights: str
     first_step: int
     reported: ReportedProgress
-    next_epoch: int = FIRST_EPOCH
+    next_generation: int = FIRST_GENERATION
     lineage: Lineage = FIRST
     in_force: PlanInForce | None = None
     stable: Version | None = None
@@ -110,7 +110,7 @@ class JournalEntry:
     def noted(self) -> Noted:
         """As the rules wrote it down."""
         placed = None if self.in_force is None else placement_of(self.in_force.assignment)
-        return Noted(self.next_epoch, self.lineage, placed, self.stable, self.took_part)
+        return Noted(self.next_generation, self.lineage, placed, self.stable, self.took_part)
 
 
 class Journal:
@@ -155,7 +155,7 @@ class Journal:
         """
         self._entry = replace(
             self._entry,
-            next_epoch=noted.next_epoch,
+            next_generation=noted.next_generation,
             lineage=noted.lineage,
             in_force=in_force,
             stable=noted.stable,
@@ -257,7 +257,9 @@ class Journal:
             if descriptor is None or folder is None:
                 return
             os.fsync(descriptor)
-            if late is not None and late.next_epoch == self._entry.next_epoch:  # of this generation
+            if (
+                late is not None and late.next_generation == self._entry.next_generation
+            ):  # of this generation
                 folder.write_json(JOB_FILE, _to_json(late))
 
     def _give_up(self, error: Exception) -> None:
@@ -315,12 +317,12 @@ def _write_assignment(assignment: Assignment) -> str:
 class _JobFile:
     """What `JOB_FILE` holds."""
 
-    format: Literal["p2ptrain.job/1"]
+    format: Literal["p2ptrain.job/2"]
     job: Id
     fingerprint: Id
     weights: Id
     first_step: Count
-    next_epoch: Positive
+    next_generation: Positive
     lineage: LineageRows
     assignment: Annotated[Assignment, By(_read_assignment, _write_assignment)] | None
     plan: Mapping[str, Any] | None
@@ -336,8 +338,8 @@ class _JobFile:
 def _to_json(entry: JournalEntry) -> dict[str, Any]:
     in_force = entry.in_force
     job = _JobFile(
-        *("p2ptrain.job/1", entry.job, entry.fingerprint, entry.weights, entry.first_step),
-        *(entry.next_epoch, entry.lineage),
+        *("p2ptrain.job/2", entry.job, entry.fingerprint, entry.weights, entry.first_step),
+        *(entry.next_generation, entry.lineage),
         assignment=None if in_force is None else in_force.assignment,
         plan=None if in_force is None else in_force.plan,
         stable=entry.stable,
@@ -361,7 +363,7 @@ def _entry(job: _JobFile, reported: bytes | None) -> JournalEntry:
         Plan.from_json(job.plan, "the plan in force", batch_size=job.assignment.batch_size)
     return JournalEntry(
         *(job.job, job.fingerprint, job.weights, job.first_step, read_reported(reported)),
-        *(job.next_epoch, job.lineage, in_force, job.stable),
+        *(job.next_generation, job.lineage, in_force, job.stable),
         tuple(sorted(job.took_part.items())),
         tuple((step, _read_metric(text)) for step, text in job.measured),
         job.stopped,
@@ -385,10 +387,10 @@ def reported_bytes(reported: ReportedProgress) -> bytes:
 
 
 def read_reported(content: bytes | None) -> ReportedProgress:
-    """Raises ProtocolError: it was not written down whole."""
+    """Raises ProtocolError: it was not written whole."""
     if content is None or len(content) != _REPORTED.size:
-        raise ProtocolError("the warnings shown were not written down whole")
+        raise ProtocolError("the progress reported was not written whole")
     step, evaluated, check = _REPORTED.unpack(content)
     if check != zlib.crc32(content[:16]):
-        raise ProtocolError("the warnings shown were not written down whole")
+        raise ProtocolError("the progress reported was not written whole")
     return ReportedProgress(step, evaluated)

@@ -14,7 +14,7 @@ from p2ptrain.holder.input.batch_counts import BatchCount, Slices
 from p2ptrain.holder.input.batch_layout import ReadBatch, SampleSizes
 from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.input.mini_batches import BatchSource, EvaluationSource
-from p2ptrain.holder.start.journal import FIRST_EPOCH
+from p2ptrain.holder.start.journal import FIRST_GENERATION
 from p2ptrain.holder.start.model_limits import NOWHERE, Across
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import Round, RoundMode
@@ -193,14 +193,14 @@ class CapturedAgain:
         first_fingerprint: of the job as it was captured first.
         checkpoint: its state, before the batch that differs; None = an earlier process had it.
         batch: the newest of them.
-        next_epoch: first generation number that was never used.
+        next_generation: first generation number that was never used.
     """
 
     sizes: tuple[SampleSizes, ...]
     first_fingerprint: str
     checkpoint: Checkpoint | None = None
     batch: ReadBatch | None = None
-    next_epoch: int = FIRST_EPOCH
+    next_generation: int = FIRST_GENERATION
 
 
 def resumed(prepared: PreparedJob, options: TrainOptions) -> PreparedJob:

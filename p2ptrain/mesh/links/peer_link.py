@@ -23,7 +23,7 @@ log = get_logger(__name__)
 
 DISCARD_LIMIT_BYTES = 2**30
 """Most bytes of one message that are read only to be thrown away (see `Router.open_parts`). They
-take memory for one block; values of an epoch that has ended may be many."""
+take memory for one block; values of a generation that has ended may be many."""
 
 POSTBOX_LIMIT = 512
 """Most membership and election messages waiting for a slow link; the oldest go first."""

@@ -290,7 +290,7 @@ class HolderCore:
         self._number = history.reserve()
         ask = GenerationRequest(
             number=self._number,
-            epoch=self._number,
+            generation=self._number,
             reason=self._reason,
             units=self._units,
             holder=self._holder,
@@ -340,8 +340,8 @@ class HolderCore:
 
     def _accept(self, placed: Placement, choice: VersionChoice) -> None:
         self.history.accept(placed)
-        oldest_epoch = self.history.lineage.eras[0].epoch
-        self._there.begun(placed.epoch, placed.devices, placed.places(), oldest_epoch)
+        oldest_generation = self.history.lineage.eras[0].generation
+        self._there.begun(placed.generation, placed.devices, placed.places(), oldest_generation)
         self._early.begun(placed)
         self.phase = HolderPhase.TRAINING
         self._due = _NEVER

@@ -31,13 +31,13 @@ class WriteJournal(HolderInstruction):
     """Write this down, synced, before the next instruction.
 
     Attributes:
-        next_epoch: first number that was never used.
+        next_generation: first number that was never used.
         placed: the plan in force, None before the first.
         stable: newest version of which every copy was acknowledged.
         took_part: devices that had a part in a generation of the lineage, each with its last one.
     """
 
-    next_epoch: int
+    next_generation: int
     lineage: Lineage
     placed: Placement | None
     stable: Version | None = None

@@ -12,7 +12,7 @@ from p2ptrain.errors import InternalError
 from p2ptrain.recovery.choose_version import FullSnapshot, KnownPast
 from p2ptrain.recovery.cores.holder_instructions import WriteJournal
 from p2ptrain.recovery.cores.liveness import DeviceLiveness
-from p2ptrain.recovery.generation_request import EPOCHS_A_REQUEST
+from p2ptrain.recovery.generation_request import GENERATIONS_PER_REQUEST
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Lineage, Version
 
@@ -26,7 +26,7 @@ class JobHistory:
 
     Attributes:
         lineage: of the job.
-        next_epoch: first generation number that was never used.
+        next_generation: first generation number that was never used.
         placed: the plan in force, None before the first.
         stable: newest version of which every copy was acknowledged.
         reported: as above.
@@ -35,7 +35,7 @@ class JobHistory:
 
     def __init__(self, journal: WriteJournal | None, reported: int) -> None:
         self.lineage = journal.lineage if journal else Lineage()
-        self.next_epoch = journal.next_epoch if journal else 1
+        self.next_generation = journal.next_generation if journal else 1
         self.placed: Placement | None = journal.placed if journal else None
         self.stable: Version | None = journal.stable if journal else None
         self.reported = reported
@@ -76,26 +76,26 @@ class JobHistory:
 
         They rise, also over the holder's restarts.
         """
-        number = self.next_epoch
-        self.next_epoch += EPOCHS_A_REQUEST
+        number = self.next_generation
+        self.next_generation += GENERATIONS_PER_REQUEST
         return number
 
     def accept(self, placed: Placement) -> None:
         """A generation is in force."""
         back_to = self.stable.step if self.stable is not None else 0
         oldest = min([placed.version.step, back_to, *(c.version.step for c in self.copies)])
-        self.lineage = self.lineage.begun(placed.epoch, placed.version).pruned(oldest)
+        self.lineage = self.lineage.begun(placed.generation, placed.version).pruned(oldest)
         if self.stable is not None and not self.lineage.is_valid(self.stable):
             self.stable = None  # training resumes from before it
         # those updates were committed, and reported before them (`ReportOnce.goes_on_from`)
         self.reported = max(self.reported, placed.version.step)
-        self.next_epoch = placed.epoch + 1
+        self.next_generation = placed.generation + 1
         self.placed = placed
         self._has_begun = True
 
     def written_down(self, took_part: tuple[tuple[str, int], ...]) -> WriteJournal:
         """For the disk."""
-        return WriteJournal(self.next_epoch, self.lineage, self.placed, self.stable, took_part)
+        return WriteJournal(self.next_generation, self.lineage, self.placed, self.stable, took_part)
 
 
 @dataclass(frozen=True, slots=True)

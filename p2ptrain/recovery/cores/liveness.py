@@ -78,7 +78,7 @@ class DeviceLiveness:
         return (self.alive - self._shaken).issuperset(devices)
 
     def begun(
-        self, epoch: int, devices: Collection[str], parts: Iterable[str], oldest: int
+        self, generation: int, devices: Collection[str], parts: Iterable[str], oldest: int
     ) -> None:
         """A generation is in force.
 
@@ -87,7 +87,7 @@ class DeviceLiveness:
             parts: those that train or keep something in it.
             oldest: generation of the lineage; what was in an older one is of no use.
         """
-        self.took_part |= dict.fromkeys(parts, epoch)
+        self.took_part |= dict.fromkeys(parts, generation)
         self.took_part = {d: e for d, e in self.took_part.items() if e >= oldest}
         self._reported_dead.intersection_update(devices)
 
@@ -151,7 +151,7 @@ class FailureGracePeriod:
             self.without.update(set(devices) - {self._holder})
 
     def over(self) -> str | None:
-        """It is asked for a new epoch. Returns why that is of no use, where it is not."""
+        """It is asked for a new generation. Returns why that is of no use, where it is not."""
         self._broken.clear()
         unexplained, self._unexplained = self._unexplained, None
         if unexplained is None:

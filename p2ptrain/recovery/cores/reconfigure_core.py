@@ -34,20 +34,20 @@ from p2ptrain.recovery.cores.reconfigure_events import (
     ChangeEvent,
     ChangeInstruction,
     DeviceReady,
-    EpochReady,
     GatherUnits,
     MakePlan,
     MemberGone,
     PlanFailed,
     PlanMade,
     PrepareDevice,
+    ReconfigurationReady,
     StateReported,
     StateReportFailed,
 )
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
 from p2ptrain.recovery.fetch_plan import plan_fetches
 from p2ptrain.recovery.generation_request import (
-    EPOCHS_A_REQUEST,
+    GENERATIONS_PER_REQUEST,
     GenerationRequest,
     ReconfigureFailure,
     ReconfigureReason,
@@ -76,7 +76,7 @@ class ChangeCore:
             the data first, and comes from there alone (`--recovery heavy`).
 
     Attributes:
-        epoch: the number of the present attempt.
+        generation: the number of the present attempt.
         over: there is a generation, or no way to one; later events change nothing.
     """
 
@@ -88,7 +88,7 @@ class ChangeCore:
         gathers: bool = False,
         settings: RecoverySettings = HOME,
     ) -> None:
-        self.epoch = ask.epoch
+        self.generation = ask.generation
         self.over = False
         self._ask = ask
         self._least = settings.rebuild_min_steps
@@ -117,7 +117,7 @@ class ChangeCore:
         """Take in one event; of an attempt that was given up, it changes nothing."""
         if isinstance(event, MemberGone):
             self._on_gone(event.device)
-        elif not self.over and event.epoch == self.epoch:
+        elif not self.over and event.generation == self.generation:
             self._on_answer(event)
         return self._finish()
 
@@ -179,13 +179,13 @@ class ChangeCore:
         self._choice = self._placed = None
         self._gathering = False
         self._waiting = set(self._alive)
-        self._out += [AskStateReport(device, self.epoch) for device in sorted(self._alive)]
+        self._out += [AskStateReport(device, self.generation) for device in sorted(self._alive)]
 
     def _try_again(self) -> None:
         self._attempts += 1
-        self.epoch += 1
-        spent = self.epoch - self._ask.epoch
-        if self._attempts > ATTEMPTS_LIMIT or spent >= EPOCHS_A_REQUEST:
+        self.generation += 1
+        spent = self.generation - self._ask.generation
+        if self._attempts > ATTEMPTS_LIMIT or spent >= GENERATIONS_PER_REQUEST:
             self._give_up(spent)
         else:
             self._ask_state()
@@ -228,11 +228,13 @@ class ChangeCore:
             case RollForward(devices):
                 self._rolled_forward.update(devices)
                 self._waiting = set(devices)
-                self._out += [AskStateReport(device, self.epoch, found) for device in devices]
+                self._out += [AskStateReport(device, self.generation, found) for device in devices]
             case RebuildFirst(todo):
                 self._rebuilds_ordered = True
                 self._waiting = {one.device for one in todo}
-                self._out += [AskStateReport(one.device, self.epoch, rebuild=one) for one in todo]
+                self._out += [
+                    AskStateReport(one.device, self.generation, rebuild=one) for one in todo
+                ]
             case StateLost(reason=reason):
                 self._refuse(reason, found)
             case VersionChoice():
@@ -275,7 +277,7 @@ class ChangeCore:
 
     def _placed_as(self, stages: tuple[PlacedStage, ...], choice: VersionChoice) -> Placement:
         return Placement(
-            epoch=self.epoch,
+            generation=self.generation,
             holder=self._ask.holder,
             version=choice.version,
             lineage=self._ask.past.lineage,
@@ -302,7 +304,7 @@ class ChangeCore:
         )
         self._out.append(
             MakePlan(
-                self.epoch,
+                self.generation,
                 choice,
                 devices,
                 left_out,
@@ -358,11 +360,11 @@ class ChangeCore:
         self._waiting.discard(device)
         if placed is None:
             self._gathered = choice.version
-            self.epoch += 1
+            self.generation += 1
             self._ask_state()
         elif not self._waiting:
             self.over = True
-            self._out.append(EpochReady(self._ask.number, placed, choice))
+            self._out.append(ReconfigurationReady(self._ask.number, placed, choice))
 
     def _refuse(
         self, reason: str, lost: StateLost | None = None, *, again: bool = False, spoiled: int = 0

@@ -20,7 +20,7 @@ from p2ptrain.recovery.state_report import StateReport
 class AttemptEvent:
     """What becomes of the attempt with that number."""
 
-    epoch: int
+    generation: int
 
 
 class OwnChangeInstruction:
@@ -78,7 +78,7 @@ class AskStateReport(OwnChangeInstruction):
     """Ask `device`; where they are given, it applies `forward` or does `rebuild` first."""
 
     device: str
-    epoch: int
+    generation: int
     forward: RollForward | None = None
     rebuild: Rebuild | None = None
 
@@ -106,7 +106,7 @@ class MakePlan(OwnChangeInstruction):
         present: keep this plan as it is, because nothing speaks against it; None = a new plan.
     """
 
-    epoch: int
+    generation: int
     choice: VersionChoice
     devices: frozenset[str]
     left_out: Mapping[str, tuple[str, ...]] = dataclasses.field(hash=False)
@@ -124,7 +124,7 @@ class PrepareDevice(OwnChangeInstruction):
 
 
 @dataclass(frozen=True, slots=True)
-class EpochReady(OwnChangeInstruction):
+class ReconfigurationReady(OwnChangeInstruction):
     """Every device of the plan is ready."""
 
     number: int

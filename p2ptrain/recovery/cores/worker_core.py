@@ -49,7 +49,7 @@ class WorkerCore:
 
     Attributes:
         phase: what it does.
-        epoch: of the newest command obeyed; only rises.
+        generation: of the newest command obeyed; only rises.
         running: the generation that its LIVE holdings are of, also after it was stopped.
         prepared: the generation that it prepares or is ready for.
         refused: stale commands so far.
@@ -57,7 +57,7 @@ class WorkerCore:
 
     def __init__(self, device: str) -> None:
         self.phase = WorkerPhase.IDLE
-        self.epoch = 0
+        self.generation = 0
         self.running: Placement | None = None
         self.prepared: Placement | None = None
         self.refused = 0
@@ -81,12 +81,14 @@ class WorkerCore:
         """Whose job this is; None where there is none."""
         return self._holder
 
-    def refusal(self, peer: str, epoch: int) -> str | None:
+    def refusal(self, peer: str, generation: int) -> str | None:
         """The fence: why a command is refused; None = it may be obeyed."""
         if self._holder not in (None, peer):
             return "that job is another device's"
-        if epoch < self.epoch:
-            return f"epoch {epoch} is over: epoch {self.epoch} was asked for since"
+        if generation < self.generation:
+            return (
+                f"generation {generation} is over: generation {self.generation} was asked for since"
+            )
         return None
 
     @property
@@ -109,8 +111,8 @@ class WorkerCore:
                 self._on_prepare(event)
             case worker_events.AboutPreparation():
                 self._on_preparation(event)
-            case worker_events.BeginReceived(peer, epoch):
-                self._on_begin(peer, epoch)
+            case worker_events.BeginReceived(peer, generation):
+                self._on_begin(peer, generation)
             case worker_events.RoundOrdered():
                 self._on_order(event)
             case worker_events.AboutSeat():
@@ -133,7 +135,7 @@ class WorkerCore:
     # -- taking stock ----------------------------------------------------------------------
 
     def _on_inventory(self, asked: worker_events.StateReportAsked) -> None:
-        if not self._obeys(asked, asked.epoch):
+        if not self._obeys(asked, asked.generation):
             return
         self._abandon_preparation()
         if self._asked is not None:
@@ -148,17 +150,17 @@ class WorkerCore:
         elif self.phase is not WorkerPhase.STOPPING:
             self._apply_or_answer()
 
-    def _obeys(self, asked: worker_events.HolderAsks, epoch: int) -> bool:
-        why = self.refusal(asked.peer, epoch)
-        if why is None and self.running is not None and epoch <= self.running.epoch:
-            why = f"epoch {epoch} is over: epoch {self.running.epoch} has begun"
-        if why is None and self.prepared is not None and epoch <= self.prepared.epoch:
-            why = f"epoch {epoch} is prepared already"
+    def _obeys(self, asked: worker_events.HolderAsks, generation: int) -> bool:
+        why = self.refusal(asked.peer, generation)
+        if why is None and self.running is not None and generation <= self.running.generation:
+            why = f"generation {generation} is over: generation {self.running.generation} has begun"
+        if why is None and self.prepared is not None and generation <= self.prepared.generation:
+            why = f"generation {generation} is prepared already"
         if why is not None:
             self._refuse(asked, why)
             return False
         self._holder = asked.peer
-        self.epoch = epoch
+        self.generation = generation
         return True
 
     def _refuse(self, asked: worker_events.HolderAsks, reason: str) -> None:
@@ -169,7 +171,7 @@ class WorkerCore:
         assert self.running is not None
         self.phase = WorkerPhase.STOPPING
         self._keeps.clear()
-        self._out.append(worker_instructions.StopStages(self.running.epoch))
+        self._out.append(worker_instructions.StopStages(self.running.generation))
 
     def _on_stopped(self, held: tuple[StateEntry, ...]) -> None:
         if self.phase is not WorkerPhase.STOPPING:
@@ -192,9 +194,11 @@ class WorkerCore:
         self.phase = WorkerPhase.STOPPED
         if asked.apply is not None and self._trained.are_ready_for(asked.apply):
             self._trained.catch_up(asked.apply)
-            epoch = asked.apply.computed
+            generation = asked.apply.computed
             self._out.append(
-                worker_instructions.ApplyUpdate(epoch, asked.apply, asked.coefficient, keep=False)
+                worker_instructions.ApplyUpdate(
+                    generation, asked.apply, asked.coefficient, keep=False
+                )
             )
             return
         if asked.rebuild is not None:
@@ -204,7 +208,7 @@ class WorkerCore:
         self._asked = None
         self._out.append(
             worker_instructions.AnswerStateReport(
-                asked.request, asked.peer, self.epoch, self.holdings
+                asked.request, asked.peer, self.generation, self.holdings
             )
         )
 
@@ -226,7 +230,7 @@ class WorkerCore:
         if placed.holder != asked.peer:
             self._refuse(asked, "that plan is another device's")
             return
-        if not self._obeys(asked, placed.epoch):
+        if not self._obeys(asked, placed.generation):
             return
         if self.phase in (WorkerPhase.RUNNING, WorkerPhase.STOPPING) or self._asked is not None:
             self._refuse(asked, "this device has not stopped: ask for its inventory first")
@@ -236,28 +240,30 @@ class WorkerCore:
         self.prepared, self._preparing = placed, asked
         self._out += self._copies.drop({StateKind.FETCHED}, but=(placed.version,))
         self._out.append(
-            worker_instructions.FetchParts(placed.epoch, placed.version, asked.fetches)
+            worker_instructions.FetchParts(placed.generation, placed.version, asked.fetches)
         )
 
     def _on_preparation(self, event: worker_events.AboutPreparation) -> None:
         asked, placed = self._preparing, self.prepared
-        if asked is None or placed is None or event.epoch != placed.epoch:
+        if asked is None or placed is None or event.generation != placed.generation:
             return  # of a preparation that was abandoned
         match event:
             case worker_events.PartFetched(_, first, end, version):
                 if version == placed.version:
                     self._copies.put(StateEntry(first, end, version, StateKind.FETCHED))
-            case worker_events.Fetched(epoch):
-                self._out.append(worker_instructions.BuildStages(epoch))
-            case worker_events.Built(epoch):
+            case worker_events.Fetched(generation):
+                self._out.append(worker_instructions.BuildStages(generation))
+            case worker_events.Built(generation):
                 self.phase = WorkerPhase.READY
                 self._preparing = None
-                self._out.append(worker_instructions.AnswerReady(asked.request, asked.peer, epoch))
-            case worker_events.PrepareFailed(epoch):
+                self._out.append(
+                    worker_instructions.AnswerReady(asked.request, asked.peer, generation)
+                )
+            case worker_events.PrepareFailed(generation):
                 self.phase = WorkerPhase.STOPPED
                 self.prepared = self._preparing = None
                 self._out.append(
-                    worker_instructions.AnswerReady(asked.request, asked.peer, epoch, event)
+                    worker_instructions.AnswerReady(asked.request, asked.peer, generation, event)
                 )
 
     def _abandon_preparation(self) -> None:
@@ -265,28 +271,29 @@ class WorkerCore:
             return
         if self._preparing is not None:
             self._refuse(self._preparing, "asked again since")
-        self._out.append(worker_instructions.CancelPrepare(self.prepared.epoch))
+        self._out.append(worker_instructions.CancelPrepare(self.prepared.generation))
         self._abandoned = self.prepared
         self.prepared = self._preparing = None
         self.phase = WorkerPhase.STOPPED
 
     # -- beginning -------------------------------------------------------------------------
 
-    def _on_begin(self, peer: str, epoch: int) -> None:
-        begun = self.running is not None and epoch <= self.running.epoch
-        if begun or epoch < self.epoch or peer != self._holder:
+    def _on_begin(self, peer: str, generation: int) -> None:
+        begun = self.running is not None and generation <= self.running.generation
+        if begun or generation < self.generation or peer != self._holder:
             self.refused += not begun
             return
-        if self.prepared is not None and self.prepared.epoch == epoch:
+        if self.prepared is not None and self.prepared.generation == generation:
             if self.phase is WorkerPhase.READY:
                 self._begin(self.prepared)
-        elif self._abandoned is not None and self._abandoned.gives_part(self._device, epoch):
+        elif self._abandoned is not None and self._abandoned.gives_part(self._device, generation):
             # the holder believes that it still stands: all of it would wait for this device
             self._out += [
-                worker_instructions.ReportLink(peer, epoch, peer, back) for back in (False, True)
+                worker_instructions.ReportLink(peer, generation, peer, back)
+                for back in (False, True)
             ]
         else:
-            self._leave_epoch(epoch)
+            self._leave_generation(generation)
 
     def _begin(self, placed: Placement) -> None:
         self.running, self.prepared = placed, None
@@ -301,12 +308,12 @@ class WorkerCore:
             {StateKind.KEPT, StateKind.REPLICA}, but=(placed.stable, placed.version)
         )
         if placed.keeps:
-            self._out.append(worker_instructions.TakeSnapshot(placed.epoch, placed.version))
+            self._out.append(worker_instructions.TakeSnapshot(placed.generation, placed.version))
 
-    def _leave_epoch(self, epoch: int) -> None:
+    def _leave_generation(self, generation: int) -> None:
         """A generation began without this device: what it trained is of no use any more."""
         self._abandon_preparation()
-        self.epoch = max(self.epoch, epoch)
+        self.generation = max(self.generation, generation)
         self._out += self._copies.drop({StateKind.FETCHED})
         if self.phase is WorkerPhase.RUNNING:
             self._stop()
@@ -324,42 +331,44 @@ class WorkerCore:
 
     def _on_order(self, order: worker_events.RoundOrdered) -> None:
         prepared = self.prepared
-        if prepared is not None and order.epoch == prepared.epoch:
-            self._on_begin(order.peer, order.epoch)  # it overtook `epoch.begin`
-        if self._is_of_running(order.peer, order.epoch):
+        if prepared is not None and order.generation == prepared.generation:
+            self._on_begin(order.peer, order.generation)  # it overtook `generation.begin`
+        if self._is_of_running(order.peer, order.generation):
             self._keeps[order.step] = order.keep
             self._keeps.pop(order.step - ORDERS_REMEMBERED, None)
             if order.keep and order.stay is not None:
                 self._out += self._copies.drop({StateKind.KEPT, StateKind.REPLICA}, but=order.stay)
             if order.keep and not order.offer:
-                self._copies.keep_to_itself(Version(order.step + 1, order.epoch))
-            self._out.append(worker_instructions.QueueRound(order.epoch, order.step, order.keep))
+                self._copies.keep_to_itself(Version(order.step + 1, order.generation))
+            self._out.append(
+                worker_instructions.QueueRound(order.generation, order.step, order.keep)
+            )
 
-    def _is_of_running(self, peer: str, epoch: int) -> bool:
+    def _is_of_running(self, peer: str, generation: int) -> bool:
         running = self.running
         good = (
             self.phase is WorkerPhase.RUNNING
             and running is not None
-            and (peer, epoch) == (running.holder, running.epoch)
+            and (peer, generation) == (running.holder, running.generation)
         )
         self.refused += not good
         return good
 
     def _on_commit(self, commit: worker_events.CommitReceived) -> None:
-        if not self._is_of_running(commit.peer, commit.epoch):
+        if not self._is_of_running(commit.peer, commit.generation):
             return
-        version = Version(commit.step + 1, commit.epoch)
+        version = Version(commit.step + 1, commit.generation)
         if not self._trained.commit(version):
             self.refused += 1
             return
         keep = self._keeps.pop(commit.step, False)
         self._out.append(
-            worker_instructions.ApplyUpdate(commit.epoch, version, commit.coefficient, keep)
+            worker_instructions.ApplyUpdate(commit.generation, version, commit.coefficient, keep)
         )
 
     def _on_seat(self, event: worker_events.AboutSeat) -> None:
         running, is_running = self.running, self.phase is WorkerPhase.RUNNING
-        if running is None or event.epoch != running.epoch:
+        if running is None or event.generation != running.generation:
             return
         is_known = self._trained.note(event, is_running=is_running)
         if is_known and not is_running and self.phase is not WorkerPhase.STOPPING:
@@ -375,20 +384,20 @@ class WorkerCore:
                 self._copies.put(StateEntry(first, end, version, StateKind.KEPT))
                 if self.phase is WorkerPhase.RUNNING and self.running is not None:
                     self._out += self._copies.offer(self.running, first, end, version)
-            case worker_events.OfferReceived(peer, epoch, first, end, version):
+            case worker_events.OfferReceived(peer, generation, first, end, version):
                 # a device notified late of a generation is only prepared for it
                 plan = self.running if self.phase is WorkerPhase.RUNNING else self.prepared
-                if plan and plan.epoch == epoch and (first, end) in plan.ranges_of(peer):
+                if plan and plan.generation == generation and (first, end) in plan.ranges_of(peer):
                     self._out.append(
-                        worker_instructions.CollectSnapshot(peer, epoch, first, end, version)
+                        worker_instructions.CollectSnapshot(peer, generation, first, end, version)
                     )
-            case worker_events.SnapshotCollected(epoch, first, end, version):
+            case worker_events.SnapshotCollected(generation, first, end, version):
                 self._copies.put(StateEntry(first, end, version, StateKind.REPLICA))
-                self._report_snapshot(epoch, first, end, version)
-            case worker_events.SnapshotFailed(epoch, first, end, version, reason):
-                self._report_snapshot(epoch, first, end, version, reason)
-            case worker_events.BackupPeerAssigned(peer, epoch, first, end, version, keeper):
-                if self._is_of_running(peer, epoch) and self.running is not None:
+                self._report_snapshot(generation, first, end, version)
+            case worker_events.SnapshotFailed(generation, first, end, version, reason):
+                self._report_snapshot(generation, first, end, version, reason)
+            case worker_events.BackupPeerAssigned(peer, generation, first, end, version, keeper):
+                if self._is_of_running(peer, generation) and self.running is not None:
                     units = (first, end)
                     self._out += self._copies.offer_to(keeper, self.running, *units, version)
             case worker_events.RetainReceived(peer, versions):
@@ -396,12 +405,12 @@ class WorkerCore:
                     self._out += self._copies.keep_only(versions)
 
     def _report_snapshot(
-        self, epoch: int, first: int, end: int, version: Version, failed: str | None = None
+        self, generation: int, first: int, end: int, version: Version, failed: str | None = None
     ) -> None:
         for plan in (self.running, self.prepared):  # notified late: snapshots come early
-            if plan is not None and plan.epoch == epoch:
+            if plan is not None and plan.generation == generation:
                 report = worker_instructions.ReportSnapshot(
-                    plan.holder, epoch, first, end, version, failed
+                    plan.holder, generation, first, end, version, failed
                 )
                 self._out.append(report)
 

@@ -32,16 +32,16 @@ class DeviceEvent:
 
 @dataclass(frozen=True, slots=True)
 class AboutPreparation(DeviceEvent):
-    """What becomes of the preparation of `epoch`."""
+    """What becomes of the preparation of `generation`."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class AboutSeat(DeviceEvent):
     """What becomes of the stage that begins with unit `first`."""
 
-    epoch: int
+    generation: int
     first: int
 
 
@@ -63,7 +63,7 @@ class AboutCopies(DeviceEvent):
 class SnapshotEvent(AboutCopies):
     """What becomes of a copy of units [first, end)."""
 
-    epoch: int
+    generation: int
     first: int
     end: int
     version: Version
@@ -74,7 +74,7 @@ class PeersSnapshot(AboutCopies):
     """What `peer` says of a copy of units [first, end)."""
 
     peer: str
-    epoch: int
+    generation: int
     first: int
     end: int
     version: Version
@@ -97,7 +97,7 @@ class StateReportAsked(HolderAsks):
             another version.
     """
 
-    epoch: int
+    generation: int
     apply: Version | None = None
     coefficient: Coefficient | None = None
     rebuild: Rebuild | None = None
@@ -137,7 +137,7 @@ class PrepareAsked(HolderAsks):
 
 @dataclass(frozen=True, slots=True)
 class PartFetched(AboutPreparation):
-    """Units [first, end) arrived whole, for `epoch`."""
+    """Units [first, end) arrived whole, for `generation`."""
 
     first: int
     end: int
@@ -172,10 +172,10 @@ class PrepareFailed(AboutPreparation):
 
 @dataclass(frozen=True, slots=True)
 class BeginReceived(DeviceEvent):
-    """The holder says that `epoch` is in force."""
+    """The holder says that `generation` is in force."""
 
     peer: str
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +189,7 @@ class RoundOrdered(DeviceEvent):
     """
 
     peer: str
-    epoch: int
+    generation: int
     step: int
     keep: bool = False
     stay: tuple[Version, ...] | None = None
@@ -208,7 +208,7 @@ class CommitReceived(DeviceEvent):
     """The holder has decided that the update of `step` counts."""
 
     peer: str
-    epoch: int
+    generation: int
     step: int
     coefficient: Coefficient | None = None
 

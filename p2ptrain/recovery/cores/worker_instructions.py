@@ -30,7 +30,7 @@ class PeerInstruction(CopyInstruction):
     """What concerns `peer` too, of a copy of units [first, end)."""
 
     peer: str
-    epoch: int
+    generation: int
     first: int
     end: int
     version: Version
@@ -42,7 +42,7 @@ class AnswerStateReport(DeviceInstruction):
 
     request: int
     peer: str
-    epoch: int
+    generation: int
     holdings: tuple[StateEntry, ...]
 
 
@@ -52,7 +52,7 @@ class AnswerReady(DeviceInstruction):
 
     request: int
     peer: str
-    epoch: int
+    generation: int
     trouble: PrepareFailed | None = None
 
 
@@ -69,7 +69,7 @@ class RefuseCommand(DeviceInstruction):
 class StopStages(DeviceInstruction):
     """Cancel the generation's runners and copies, wait for what has begun, then say `Stopped`."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +89,7 @@ class CancelRebuild(DeviceInstruction):
 class FetchParts(DeviceInstruction):
     """Fetch, from this device's own memory where that is the peer; say `Fetched`."""
 
-    epoch: int
+    generation: int
     version: Version
     fetches: tuple[Fetch, ...]
 
@@ -98,14 +98,14 @@ class FetchParts(DeviceInstruction):
 class BuildStages(DeviceInstruction):
     """Build the stages from what was fetched; say `Built`."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class CancelPrepare(DeviceInstruction):
-    """Stop fetching and building for `epoch`; what arrived whole stays."""
+    """Stop fetching and building for `generation`; what arrived whole stays."""
 
-    epoch: int
+    generation: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class StartStages(DeviceInstruction):
 class QueueRound(DeviceInstruction):
     """Do this round after those before it."""
 
-    epoch: int
+    generation: int
     step: int
     keep: bool
 
@@ -132,7 +132,7 @@ class ApplyUpdate(DeviceInstruction):
         keep: then copy the state, and report `SnapshotTaken`.
     """
 
-    epoch: int
+    generation: int
     version: Version
     coefficient: Coefficient | None
     keep: bool
@@ -142,7 +142,7 @@ class ApplyUpdate(DeviceInstruction):
 class TakeSnapshot(CopyInstruction):
     """Copy the state of all own stages, which are at `version`; report `SnapshotTaken` of each."""
 
-    epoch: int
+    generation: int
     version: Version
 
 
@@ -179,7 +179,7 @@ class ReportLink(DeviceInstruction):
     back."""
 
     holder: str
-    epoch: int
+    generation: int
     peer: str
     back: bool = False
 

@@ -77,9 +77,9 @@ class TrainedStages:
         if holding is None:
             return False
         match event:
-            case GradientsReady(epoch, first, step):
+            case GradientsReady(generation, first, step):
                 if is_running and holding.version.step == step:
-                    ready = Version(step + 1, epoch)
+                    ready = Version(step + 1, generation)
                     self._held[first] = dataclasses.replace(holding, ready=ready)
             case Applied(_, first, version, coefficient):
                 self._held[first] = dataclasses.replace(
@@ -169,9 +169,9 @@ class HeldSnapshots:
             return []
         keeper = self._keepers.get((first, end)) or running.keeper_of(first, end)
         if keeper is not None:
-            return [OfferSnapshot(keeper, running.epoch, first, end, version)]
+            return [OfferSnapshot(keeper, running.generation, first, end, version)]
         if running.protects:
-            return [ReportSnapshot(running.holder, running.epoch, first, end, version)]
+            return [ReportSnapshot(running.holder, running.generation, first, end, version)]
         return []
 
     def offer_to(
@@ -205,11 +205,11 @@ class PartnerLinks:
         if running.holder in (peer, self._device) or peer not in running.partners_of(self._device):
             return []
         self._broken.add(peer)
-        return [ReportLink(running.holder, running.epoch, peer)]
+        return [ReportLink(running.holder, running.generation, peer)]
 
     def started(self, running: Placement, peer: str) -> list[DeviceInstruction]:
         """There is a link to `peer`, perhaps again."""
         if peer not in self._broken:
             return []
         self._broken.discard(peer)
-        return [ReportLink(running.holder, running.epoch, peer, back=True)]
+        return [ReportLink(running.holder, running.generation, peer, back=True)]

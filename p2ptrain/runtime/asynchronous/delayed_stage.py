@@ -41,7 +41,7 @@ class DelayedStage(TrainedStage):
         stage: Stage,
         optimizer: StageOptimizer,
         version: Version,
-        epoch: int,
+        generation: int,
         index: int,
         delays: WeightDelays,
         *,
@@ -50,7 +50,7 @@ class DelayedStage(TrainedStage):
         """Take a stage at `version` into training.
 
         Args:
-            epoch: the one that computes from now on.
+            generation: the one that computes from now on.
             index: the stage's number.
             delays: the rule.
             shared: other devices have the stage too, and take some of the mini-batches.
@@ -58,7 +58,7 @@ class DelayedStage(TrainedStage):
         super().__init__(stage, optimizer, version)
         stashes = delays.how.weights is not Weights.UNSTASHED
         self.versions = StashedWeights(stage.parameters(), version.step, stashes=stashes)
-        self._epoch = epoch
+        self._generation = generation
         self._index = index
         self._delays = delays
         self._shared = shared
@@ -140,7 +140,7 @@ class DelayedStage(TrainedStage):
             if averaged:
                 self.versions.average(averaged)
             self._buffers.forget(step)
-        self.version = Version(step + 1, self._epoch)
+        self.version = Version(step + 1, self._generation)
         self._has_updated = True
 
     def check_step(self, step: int) -> None:

@@ -118,7 +118,7 @@ class TensorRouter:
         self._mesh = mesh
         self.spans = SpanRecorder()
         self._opened: dict[tuple[str, int, str, int, int], float] = {}  # when a transfer began
-        self._epochs: dict[GenerationKey, _ConnectedGeneration] = {}
+        self._generations: dict[GenerationKey, _ConnectedGeneration] = {}
         self._receivers: dict[_Address, tuple[StreamReceiver | None, frozenset[str]]] = {}
         self.stale_frames = 0
         mesh.route_now(VALUES, self._values, self._open)
@@ -129,25 +129,25 @@ class TensorRouter:
     ) -> None:
         """Let values of `line` from these devices in."""
         self.connect_receiver(line, inlet, senders)
-        self._epoch(line.key).inlets[line.stage, line.flow] = inlet
+        self._generation(line.key).inlets[line.stage, line.flow] = inlet
         inlet.note_waits(self.spans, line.stage, line.flow)
 
     def connect_receiver(
         self, line: StreamId, receiver: StreamReceiver, senders: Collection[str]
     ) -> None:
         """Let frames of `line` from these devices in; see `send_frame`."""
-        self._epoch(line.key)
-        address = (line.key.job, line.key.epoch, line.stage, line.flow)
+        self._generation(line.key)
+        address = (line.key.job, line.key.generation, line.stage, line.flow)
         self._receivers[address] = (receiver, frozenset(senders))
 
     def connect_credits(self, line: StreamId, credits: Credits, sender: str) -> None:
         """Let device `sender` give credit on `line`."""
-        self._epoch(line.key).credits[line.stage, line.flow, sender] = credits
+        self._generation(line.key).credits[line.stage, line.flow, sender] = credits
 
     def arrived(self, key: GenerationKey, round_index: int) -> Iterator[StageArrival]:
         """What came from other devices' stages in a round of training, and how large it was."""
-        epoch = self._epochs.get(key)
-        for (stage, flow), inlet in epoch.inlets.items() if epoch is not None else ():
+        generation = self._generations.get(key)
+        for (stage, flow), inlet in generation.inlets.items() if generation is not None else ():
             if flow != GRADIENTS and (flow != ACTIVATIONS or not stage):
                 continue
             for peer, piece, size in inlet.sizes(round_index):
@@ -156,8 +156,8 @@ class TensorRouter:
 
     def waits(self, key: GenerationKey) -> Iterator[MissingPiece]:
         """What stages here wait for."""
-        epoch = self._epochs.get(key)
-        for (stage, flow), inlet in epoch.inlets.items() if epoch is not None else ():
+        generation = self._generations.get(key)
+        for (stage, flow), inlet in generation.inlets.items() if generation is not None else ():
             awaited = inlet.awaits() if flow in (ACTIVATIONS, GRADIENTS, TARGETS) else None
             if awaited is not None:
                 piece, senders, seconds = awaited
@@ -165,9 +165,9 @@ class TensorRouter:
                 yield MissingPiece(*where, senders, seconds)
 
     def disconnect(self, key: GenerationKey) -> None:
-        """Drop every line of the epoch."""
-        self._epochs.pop(key, None)
-        for address in [at for at in self._receivers if at[:2] == (key.job, key.epoch)]:
+        """Drop every line of the generation."""
+        self._generations.pop(key, None)
+        for address in [at for at in self._receivers if at[:2] == (key.job, key.generation)]:
             del self._receivers[address]
 
     async def send_values(
@@ -185,9 +185,9 @@ class TensorRouter:
         Raises LinkClosed if the device is out of reach.
         """
         if device == self._mesh.self_id:
-            epoch = self._epochs.get(line.key)
-            if epoch is not None:
-                epoch.inlets[line.stage, line.flow].put(device, piece, list(values))
+            generation = self._generations.get(line.key)
+            if generation is not None:
+                generation.inlets[line.stage, line.flow].put(device, piece, list(values))
             return
         messages = to_messages(VALUES, line.fields(), piece, values, part_kind, wire)
         if self.spans.is_on:
@@ -219,22 +219,27 @@ class TensorRouter:
         """Give the sender on `line` one credit."""
         await self._mesh.send(device, Message(STARTED, line.fields()), Priority.CONTROL)
 
-    def _epoch(self, key: GenerationKey) -> _ConnectedGeneration:
-        return self._epochs.setdefault(key, _ConnectedGeneration())
+    def _generation(self, key: GenerationKey) -> _ConnectedGeneration:
+        return self._generations.setdefault(key, _ConnectedGeneration())
 
     def _receiver(self, peer: str, fields: Fields) -> StreamReceiver | None:
         """Who takes it; None where its generation is not connected, or its line has failed.
 
         Raises ProtocolError.
         """
-        epoch, stage = fields.get("epoch"), fields.get("stage")
+        generation, stage = fields.get("generation"), fields.get("stage")
         job, flow = fields.get("job"), fields.get("flow")
-        if type(epoch) is int and type(stage) is int and type(job) is str and type(flow) is str:
-            receiver, senders = self._receivers.get((job, epoch, stage, flow), _NO_RECEIVER)
+        if (
+            type(generation) is int
+            and type(stage) is int
+            and type(job) is str
+            and type(flow) is str
+        ):
+            receiver, senders = self._receivers.get((job, generation, stage, flow), _NO_RECEIVER)
             if peer in senders:
                 return receiver
         line = StreamId.read(fields)
-        if line.key not in self._epochs:
+        if line.key not in self._generations:
             return None
         raise NotItsPart(f"values for {line.flow} of stage {line.stage} are not its to send")
 
@@ -312,17 +317,17 @@ class TensorRouter:
             error = FrameRefused(
                 peer, f"what {name} sent is refused ({error}): does {name} run the same p2ptrain?"
             )
-        address = (line.key.job, line.key.epoch, line.stage, line.flow)
+        address = (line.key.job, line.key.generation, line.stage, line.flow)
         self._receivers[address] = (None, self._receivers[address][1])
         receiver.fail(error)
 
     def _started(self, peer: str, message: Message) -> None:
         line = StreamId.read(message.fields)
-        epoch = self._epochs.get(line.key)
-        if epoch is None:
+        generation = self._generations.get(line.key)
+        if generation is None:
             self._count_stale(peer, message)
             return
-        credits = epoch.credits.get((line.stage, line.flow, peer))
+        credits = generation.credits.get((line.stage, line.flow, peer))
         if credits is None:
             raise NotItsPart(f"credit for {line.flow} of stage {line.stage} is not its to give")
         credits.release()

@@ -82,7 +82,7 @@ def optimizer_of(job: Job, parameters: Sequence[Parameter]) -> Optimizer:
     return job.optimizer if isinstance(job.optimizer, Optimizer) else form_of(job).build(parameters)
 
 
-class Epochs:
+class Generations:
     """The plans of a job as they came into force: what each began with, and how it was cut.
 
     Attributes:
@@ -97,10 +97,10 @@ class Epochs:
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Note those of the job that runs meanwhile."""
-        begin, epochs = GenerationRunner.begin, self
+        begin, generations = GenerationRunner.begin, self
 
         def noted(runs: GenerationRunner, answer: ReconfigureReply, alive: frozenset[str]) -> None:
-            epochs.note(answer.assignment)
+            generations.note(answer.assignment)
             begin(runs, answer, alive)
 
         with patch.object(GenerationRunner, "begin", noted):

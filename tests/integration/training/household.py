@@ -164,11 +164,11 @@ def hold_rounds(monkeypatch: pytest.MonkeyPatch, step: int, until: Callable[[], 
     """
     order = HolderGeneration.order
 
-    async def held(epoch: HolderGeneration, asked: RoundOrder) -> None:
+    async def held(generation: HolderGeneration, asked: RoundOrder) -> None:
         # `until` is a question that nobody tells of
-        while asked.round.step >= step and not (until() or epoch.draining.is_set()):  # noqa: ASYNC110
+        while asked.round.step >= step and not (until() or generation.draining.is_set()):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        await order(epoch, asked)
+        await order(generation, asked)
 
     monkeypatch.setattr(HolderGeneration, "order", held)
 

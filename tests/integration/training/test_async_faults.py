@@ -27,7 +27,7 @@ from p2ptrain.job.asynchrony import PLANNER, AsyncOptions, FtpipehdOptions
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.recovery.recovery_settings import RecoverySettings
-from tests.integration.training.delayed import Epochs, delayed_job, options
+from tests.integration.training.delayed import Generations, delayed_job, options
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_elastic import leave
 from tests.support.thorough import examples_of
@@ -114,7 +114,7 @@ class Run:
     """One household, and what goes wrong in it."""
 
     def __init__(self, household: Devices, course: Course) -> None:
-        self.epochs = Epochs(household)
+        self.generations = Generations(household)
         self._household, self._course = household, course
         self._happening: list[asyncio.Task[None]] = []
 
@@ -170,15 +170,15 @@ async def run(course: Course) -> str:
     async with asyncio.timeout(RUN_SECONDS), devices(course.count, settings=SETTINGS) as household:
         going = Run(household, course)
         try:
-            with _kept(course), going.epochs.watched():
+            with _kept(course), going.generations.watched():
                 await household.holder_run(job, chosen, going.listen).run()
         except DeviceLost as error:
             return f"lost: {error}"
         finally:
             await going.over()
         make = partial(delayed_job, course.model)
-        going.epochs.assert_by_formula(job, make, course.how, course.steps)
-        return f"{len(going.epochs.begun)} plans"
+        going.generations.assert_by_formula(job, make, course.how, course.steps)
+        return f"{len(going.generations.begun)} plans"
 
 
 SEEDS = range(examples_of(4))

@@ -17,7 +17,7 @@ from p2ptrain.failpoints import Reached
 from p2ptrain.holder.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.recovery.version import Version
-from tests.integration.training.delayed import Epochs, delayed_job, options
+from tests.integration.training.delayed import Generations, delayed_job, options
 from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices, hold_rounds
 from tests.support.memory_household import memory_id
 from tests.support.thorough import examples_of
@@ -51,7 +51,7 @@ class Death:
     """Kills a device where somebody comes to a failpoint, once a version is stable."""
 
     def __init__(self, household: Devices, name: str, victim: str, count: int) -> None:
-        self.epochs = Epochs(household)
+        self.generations = Generations(household)
         self.killed: asyncio.Task[None] | None = None
         self._household, self._loop = household, asyncio.get_running_loop()
         self._place = (name, victim, count)
@@ -98,14 +98,14 @@ async def test_whoever_dies_wherever(
         death = Death(household, name, victim, count)
         death.watch(monkeypatch)
         try:
-            with death.epochs.watched():
+            with death.generations.watched():
                 await household.holder_run(job, options(3, how, STEPS), death.listen).run()
         finally:
             failpoints.disarm()
         assert death.killed is not None, "nobody came there"
         await death.killed
         assert [e.name for e in household.events if isinstance(e, Failure)] == [victim]
-        death.epochs.assert_by_formula(job, delayed_job, how, STEPS)
-        assert all(version % EVERY == 0 for version, _, _ in death.epochs.begun)
+        death.generations.assert_by_formula(job, delayed_job, how, STEPS)
+        assert all(version % EVERY == 0 for version, _, _ in death.generations.begun)
         for survivor in {"a", "b", "c"} - {victim}:
             await household.until_idle(survivor)

@@ -19,7 +19,7 @@ from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import ReplanMethod, TrainOptions
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.state.checkpoint_files import load
-from tests.integration.training.delayed import Epochs, by_formula, cut_of, delayed_job, options
+from tests.integration.training.delayed import Generations, by_formula, cut_of, delayed_job, options
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import assert_same_weights, job_that_ends_in_nan
 from tests.integration.training.test_recovery_elastic import leave
@@ -38,19 +38,19 @@ def _one_thread() -> None:
 
 async def course(
     household: Devices, job: Job, chosen: TrainOptions, step: int, happens: Happening
-) -> Epochs:
+) -> Generations:
     """Train; something happens as people hear of `step`."""
-    epochs, tasks = Epochs(household), []
+    generations, tasks = Generations(household), []
 
     def listen(event: Event) -> None:
         household.events.append(event)
         if isinstance(event, Step) and event.step == step:
             tasks.append(asyncio.create_task(happens()))
 
-    with epochs.watched():
+    with generations.watched():
         await household.holder_run(job, chosen, listen).run()
     await asyncio.gather(*tasks)
-    return epochs
+    return generations
 
 
 def reasons(household: Devices) -> list[str]:
@@ -61,14 +61,14 @@ async def test_who_leaves_hands_its_work_over_and_nothing_is_computed_again() ->
     """The pipeline is emptied first: then all stages are at one version."""
     job = delayed_job()
     async with devices(3) as household:
-        epochs = await course(
+        generations = await course(
             household, job, options(3, STASHED, STEPS), 8, partial(leave, household, "b")
         )
         assert reasons(household) == ["start", "leave"]
-        ((_, _, first), (version, told, second)) = epochs.begun
+        ((_, _, first), (version, told, second)) = generations.begun
         assert version == told >= 8
         assert (len(first), len(second)) == (3, 2)
-        epochs.assert_by_formula(job, delayed_job, STASHED, STEPS)
+        generations.assert_by_formula(job, delayed_job, STASHED, STEPS)
 
 
 async def test_who_comes_is_taken_in() -> None:
@@ -80,10 +80,10 @@ async def test_who_comes_is_taken_in() -> None:
             await household.mesh.join("c")
             household.start("c")
 
-        epochs = await course(household, job, options(2, STASHED, 150), 3, join)
-        epochs.assert_by_formula(job, delayed_job, STASHED, 150)
+        generations = await course(household, job, options(2, STASHED, 150), 3, join)
+        generations.assert_by_formula(job, delayed_job, STASHED, 150)
         if "join" in reasons(household):  # where that pays, by times measured here and now
-            assert all(version == told for version, told, _ in epochs.begun)
+            assert all(version == told for version, told, _ in generations.begun)
 
 
 @pytest.mark.parametrize("recovery", [ReplanMethod.LIGHT, ReplanMethod.HEAVY, ReplanMethod.RESPIPE])
@@ -97,9 +97,9 @@ async def test_a_death_before_anything_was_copied_goes_back_to_the_first_weights
         async def kill() -> None:
             await household.mesh.kill("c")
 
-        epochs = await course(household, job, chosen, 5, kill)
-        assert [version for version, _, _ in epochs.begun] == [0, 0]
-        epochs.assert_by_formula(job, delayed_job, STASHED, 12)
+        generations = await course(household, job, chosen, 5, kill)
+        assert [version for version, _, _ in generations.begun] == [0, 0]
+        generations.assert_by_formula(job, delayed_job, STASHED, 12)
 
 
 async def test_a_private_job_has_both_ends_at_home() -> None:
@@ -122,14 +122,14 @@ async def test_a_holder_that_is_started_again_goes_on_from_a_cut(tmp_path: Path)
         await process.ended()
         await household.until_waiting("b", "c")
         told = len(household.losses)
-        job, epochs = delayed_job(), Epochs(household)
+        job, generations = delayed_job(), Generations(household)
         await household.restart("a")
 
-        with epochs.watched():
+        with generations.watched():
             await household.holder_run(job, chosen, folder=process.left).run()
         first = next(event for event in household.events if isinstance(event, Plan))
         names = [list(stage.parameters) for stage in first.stages]
-        version, before, cut = epochs.begun[0]
+        version, before, cut = generations.begun[0]
         assert version <= told == before
         undisturbed = by_formula(delayed_job(), names, STASHED, told)
         wanted = by_formula(delayed_job(), names, STASHED, 12, empty={version: cut})

@@ -145,7 +145,7 @@ async def test_a_commit_of_another_update_or_a_second_one_is_refused() -> None:
     ]
 
 
-async def test_nobody_waits_for_an_update_of_an_epoch_that_has_ended(
+async def test_nobody_waits_for_an_update_of_an_generation_that_has_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lost = asyncio.Event()

@@ -160,7 +160,7 @@ async def test_a_device_that_trains_refuses_a_plan_that_nobody_took_stock_for() 
         running = asyncio.create_task(run.run())
         await training.wait()
         ordered = Assignment.from_bytes(kept[0].parts[0])
-        later = replace(ordered, key=replace(ordered.key, epoch=9))
+        later = replace(ordered, key=replace(ordered.key, generation=9))
         parts = (memoryview(later.to_bytes()), kept[0].parts[1])
         with pytest.raises(PeerError, match="ask for its inventory first"):
             await prepare.handler(

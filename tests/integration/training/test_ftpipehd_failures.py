@@ -22,7 +22,7 @@ from p2ptrain.holder import full_snapshots
 from p2ptrain.holder.full_snapshots import FullSnapshots
 from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
 from p2ptrain.recovery.version import Version
-from tests.integration.training.delayed import Epochs, delayed_job
+from tests.integration.training.delayed import Generations, delayed_job
 from tests.integration.training.ftpipehd import Speeds, as_published, reasons, units
 from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices, hold_rounds
 from tests.support.memory_household import memory_id
@@ -55,26 +55,30 @@ async def course(
     count: int,
     happens: Happening | None,
     until: Callable[[], bool] = lambda: True,
-) -> Epochs:
+) -> Generations:
     """A whole job with a device that is slow; something happens; held against the formula.
 
     Nothing happens before the model was cut by capacities, nor does it end before `until`.
     """
-    job, epochs, tasks = delayed_job(), Epochs(household), []
+    job, generations, tasks = delayed_job(), Generations(household), []
 
     def listen(event: Event) -> None:
         household.events.append(event)
         if happens is not None and isinstance(event, Step) and event.step == HAPPENS:
             tasks.append(asyncio.create_task(happens()))
 
-    with pytest.MonkeyPatch.context() as patched, Speeds({"c": 3.0}).in_place(), epochs.watched():
+    with (
+        pytest.MonkeyPatch.context() as patched,
+        Speeds({"c": 3.0}).in_place(),
+        generations.watched(),
+    ):
         hold_rounds(patched, HAPPENS, lambda: "drift" in reasons(household))
         hold_rounds(patched, STEPS - 10, until)
         options = as_published(count, STEPS, INTERVALS)
         await household.holder_run(job, options, listen).run()
     await asyncio.gather(*tasks)
-    epochs.assert_by_formula(job, delayed_job, STASHED, STEPS)
-    return epochs
+    generations.assert_by_formula(job, delayed_job, STASHED, STEPS)
+    return generations
 
 
 def failed(household: Devices) -> list[str]:
@@ -177,12 +181,12 @@ async def test_neighbours_are_silent_and_the_whole_copy_is_gone_back_to() -> Non
             await asyncio.gather(*(household.mesh.kill(name) for name in ("b", "c")))
 
         with patch.object(FullSnapshots, "_take", noted):
-            epochs = await course(household, 3, kill)
+            generations = await course(household, 3, kill)
     assert sorted(failed(household)) == ["b", "c"]
     assert set(units(household)[-1]) == {"a"}
     recovered = [event for event in household.events if isinstance(event, Recovered)][-1]
     assert recovered.version in {version.step for version in held}, "one that was held whole"
-    assert epochs.begun[-1][0] == recovered.version
+    assert generations.begun[-1][0] == recovered.version
 
 
 async def test_without_memory_for_it_there_is_no_whole_copy_and_people_hear_so(

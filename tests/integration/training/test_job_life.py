@@ -51,7 +51,7 @@ def accuracy(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output.argmax(1) == target).float().mean()
 
 
-async def test_metrics_are_those_of_the_trained_model_after_every_epoch() -> None:
+async def test_metrics_are_those_of_the_trained_model_after_every_generation() -> None:
     data = zoo.make("cnn").data
     job = make_job("cnn", eval_data=data[:21], metrics={"accuracy": accuracy})
     async with devices(3) as household:
@@ -191,12 +191,12 @@ async def test_a_last_checkpoint_that_a_broken_link_left_out_is_made_up_for_or_t
 ) -> None:
     gather, asked = HolderGeneration.gather, 0
 
-    async def broken(epoch: HolderGeneration, *how: Any) -> dict[str, torch.Tensor]:
+    async def broken(generation: HolderGeneration, *how: Any) -> dict[str, torch.Tensor]:
         nonlocal asked
         asked += 1
         if for_good or asked == 1:
             raise PeerError("there is no link to b")
-        return await gather(epoch, *how)
+        return await gather(generation, *how)
 
     monkeypatch.setattr(HolderGeneration, "gather", broken)
     options = TrainOptions(

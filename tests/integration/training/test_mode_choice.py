@@ -75,13 +75,13 @@ async def test_a_death_changes_the_plan_and_not_the_mode(decided: Deciding) -> N
         async def kill() -> None:
             await household.mesh.kill("c")
 
-        epochs = await course(household, job, may_choose(3, replicas=False), 5, kill)
+        generations = await course(household, job, may_choose(3, replicas=False), 5, kill)
     plans = [event for event in household.events if isinstance(event, events.Plan)]
     assert [len(plan.stages) for plan in plans] == [3, 2]
     assert {plan.mode for plan in plans} == {decided.mode}
     assert decided.asked == 1
     if decided.mode is PlanMode.ASYNC:
-        epochs.assert_by_formula(job, make, STASHED, STEPS)
+        generations.assert_by_formula(job, make, STASHED, STEPS)
     else:
         assert_undisturbed(household, job, by_plain_torch(make(micro_batch=4), STEPS))
 

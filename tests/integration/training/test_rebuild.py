@@ -143,7 +143,7 @@ async def test_samples_are_sent_again_to_devices_of_the_plan_alone() -> None:
             feeding.close()
 
 
-async def test_what_comes_too_late_for_an_attempt_is_not_the_next_epochs() -> None:
+async def test_what_comes_too_late_for_an_attempt_is_not_the_next_generations() -> None:
     """Both have the same number; whoever sends again does not hear that nobody waits any more."""
     async with MemoryHousehold(["a", "b"]) as mesh:
         here, other = TensorRouter(mesh["a"]), TensorRouter(mesh["b"])

@@ -76,7 +76,7 @@ class Course:
         if isinstance(event, Step) and self.kills and len(self.stable) > self._ready_at:
             dying = self.kills.pop(0)
             self._killing += [asyncio.create_task(mesh.kill(name)) for name in dying]
-            # by then also the version that the next epoch begins with
+            # by then also the version that the next generation begins with
             self._ready_at = len(self.stable) + 1
 
     def assert_undisturbed(self, dead: Sequence[str]) -> None:
@@ -113,7 +113,7 @@ def recovered_step(events: list[Event]) -> int:
 async def test_one_after_the_other_may_die_its_keeper_too(
     kills: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What an epoch begins with is kept anew at once."""
+    """What a generation begins with is kept anew at once."""
     dead = [name for names in kills for name in names]
     async with devices(4) as household:
         course = Course(household, _job(), monkeypatch, list(kills))

@@ -46,7 +46,7 @@ Happening = Callable[[], Coroutine[Any, Any, None]]
 
 
 class Course:
-    """What happens at which step, and with which version each epoch began."""
+    """What happens at which step, and with which version each generation began."""
 
     def __init__(self, household: Devices, at: Mapping[int, Happening]) -> None:
         self.begun: list[tuple[int, int]] = []  # version, first step reported after it
@@ -71,7 +71,7 @@ class Course:
 
 
 def assert_planned(household: Devices, job: Job, wanted: Outcome, reasons: Sequence[str]) -> None:
-    """The epochs began for these reasons; nothing else shows it, and nobody was lost."""
+    """The generations began for these reasons; nothing else shows it, and nobody was lost."""
     assert_undisturbed(household, job, wanted)
     seen = household.events
     assert not [e for e in seen if isinstance(e, Failure | Recovered)]

@@ -421,7 +421,7 @@ async def test_a_word_of_another_device_ends_no_wait_for_a_holder(tmp_path: Path
         assert parked is not None
         assignment = engagement.assignment
         fields = {
-            **GenerationKey(parked[1], assignment.key.epoch + 1).fields(),
+            **GenerationKey(parked[1], assignment.key.generation + 1).fields(),
             "digest": assignment.digest,
             "alive": [memory_id(name) for name in "bc"],
         }

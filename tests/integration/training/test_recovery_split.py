@@ -109,8 +109,8 @@ async def test_who_is_heard_of_before_there_is_a_link_is_let_go_when_there_is_on
     told = asyncio.Event()
     begin_without = HolderGeneration.begin_without
 
-    async def watched(epoch: HolderGeneration, device: str) -> None:
-        await begin_without(epoch, device)
+    async def watched(generation: HolderGeneration, device: str) -> None:
+        await begin_without(generation, device)
         told.set()
 
     monkeypatch.setattr(HolderGeneration, "begin_without", watched)
@@ -132,10 +132,10 @@ async def test_who_is_heard_of_before_there_is_a_link_is_let_go_when_there_is_on
         listen = _without_c(household, meet, back)
         order = HolderGeneration.order
 
-        async def gated(epoch: HolderGeneration, what: RoundOrder) -> None:
+        async def gated(generation: HolderGeneration, what: RoundOrder) -> None:
             if what.round.step == STEPS - 1:
                 await goes_on.wait()  # the job must not end before
-            await order(epoch, what)
+            await order(generation, what)
 
         monkeypatch.setattr(HolderGeneration, "order", gated)
         await household.holder_run(momentum_job(), one_stage_each(3), listen).run()

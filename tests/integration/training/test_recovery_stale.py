@@ -35,8 +35,10 @@ async def _command(household: Devices, number: int) -> None:
     engagement = household.members[target].service.slot.engagement
     assert engagement is not None
     assignment = engagement.assignment
-    epoch = rng.choice([0, 1, assignment.key.epoch, assignment.key.epoch + rng.randrange(10_000)])
-    key = GenerationKey(assignment.key.job, epoch)
+    generation = rng.choice(
+        [0, 1, assignment.key.generation, assignment.key.generation + rng.randrange(10_000)]
+    )
+    key = GenerationKey(assignment.key.job, generation)
     if rng.random() < 0.5:
         fields = {
             **key.fields(),
@@ -100,7 +102,7 @@ async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.Monk
         mesh, service = household.mesh, household.members["b"].service
 
         async def command(assignment: Assignment) -> None:
-            key = replace(assignment.key, epoch=0)
+            key = replace(assignment.key, generation=0)
             about = {"digest": "0" * 64, "alive": []}
             stale = replace(assignment, key=key)
             parts = (memoryview(stale.to_bytes()), Fetches(()).to_part())

@@ -50,7 +50,7 @@ class Account:
         stable: the newest version that everybody has told of.
         was_stable: all that were, in order.
         gates: before the round of these steps is ordered, what is awaited.
-        versions: that epochs began with.
+        versions: that generations began with.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *steps: int) -> None:
@@ -68,16 +68,16 @@ class Account:
         def wants(copies: SnapshotManager, step: int) -> bool:
             return step in steps
 
-        async def gated(epoch: HolderGeneration, what: RoundOrder) -> None:
+        async def gated(generation: HolderGeneration, what: RoundOrder) -> None:
             gate = account.gates.pop(what.round.step, None)
             if gate is not None:
                 await account.until(gate)
-            await order(epoch, what)
+            await order(generation, what)
 
-        async def noted(epoch: HolderGeneration) -> bool:
-            if not epoch._has_begun:
-                account.versions.append(epoch.assignment.version)
-            return await begin(epoch)
+        async def noted(generation: HolderGeneration) -> bool:
+            if not generation._has_begun:
+                account.versions.append(generation.assignment.version)
+            return await begin(generation)
 
         async def heard(copies: SnapshotManager, peer: str, message: Message) -> None:
             name = copies._mesh.members[peer].name

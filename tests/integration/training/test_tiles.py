@@ -134,7 +134,7 @@ def check_replicas(household: Devices) -> None:
     states: dict[int, Mapping[str, Tensor]] = {}
     for member in household.members.values():
         engagement = member.service.slot.engagement
-        if engagement is None or engagement.assignment.key.epoch != household.plan.epoch:
+        if engagement is None or engagement.assignment.key.generation != household.plan.epoch:
             continue  # it is dead, or has no part any more
         for index, runner in engagement.runners.items():
             state = runner.live.copied({})

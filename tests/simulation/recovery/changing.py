@@ -1,4 +1,4 @@
-"""The shells of a holder's way to a new epoch in the simulator, and of how it has a plan made."""
+"""Shells of the simulator: a holder's way to a new generation, and how it has a plan made."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Changing:
                     self._plan(instruction)
                 case reconfigure_events.PrepareDevice():
                     self._prepare(instruction)
-                case reconfigure_events.EpochReady(number, placed, choice):
+                case reconfigure_events.ReconfigurationReady(number, placed, choice):
                     self._tell(holder_events.GenerationReady(number, placed, choice))
                 case ReconfigureFailure():
                     self._tell(instruction)
@@ -61,35 +61,35 @@ class Changing:
         self._node.later(0.001, "changed", lambda: self._node.tell(event))
 
     def _ask_inventory(self, asked: reconfigure_events.AskStateReport) -> None:
-        device, epoch, forward = asked.device, asked.epoch, asked.forward
+        device, generation, forward = asked.device, asked.generation, asked.forward
 
         def got(fields: dict[str, Any] | None) -> None:
             if fields is None or "inventory" not in fields:
                 reason = "no link" if fields is None else fields["refused"]
-                self._feed(reconfigure_events.StateReportFailed(epoch, device, reason))
+                self._feed(reconfigure_events.StateReportFailed(generation, device, reason))
             else:
-                self._feed(reconfigure_events.StateReported(epoch, fields["inventory"]))
+                self._feed(reconfigure_events.StateReported(generation, fields["inventory"]))
 
         self._node.call(
             device,
             "inventory",
             got,
-            epoch=epoch,
+            generation=generation,
             apply=None if forward is None else forward.version,
             coefficient=None,
             rebuild=asked.rebuild,
         )
 
     def _prepare(self, order: reconfigure_events.PrepareDevice) -> None:
-        epoch, device = order.placed.epoch, order.device
+        generation, device = order.placed.generation, order.device
 
         def got(fields: dict[str, Any] | None) -> None:
-            trouble = PrepareFailed(epoch, "no link", device) if fields is None else None
+            trouble = PrepareFailed(generation, "no link", device) if fields is None else None
             if fields is not None and "refused" in fields:
-                trouble = PrepareFailed(epoch, fields["refused"], device)
+                trouble = PrepareFailed(generation, fields["refused"], device)
             elif fields is not None:
                 trouble = fields["trouble"]
-            self._feed(reconfigure_events.DeviceReady(epoch, device, trouble))
+            self._feed(reconfigure_events.DeviceReady(generation, device, trouble))
 
         self._node.call(device, "prepare", got, placed=order.placed, fetches=order.fetches)
 
@@ -97,17 +97,17 @@ class Changing:
         """Any plan will do: a random one, where the present one cannot stay."""
         node = self._node
         if self._is_leave and node.world.rng.random() < node.world.no_plan_share:
-            self._feed(reconfigure_events.PlanFailed(order.epoch, "no plan fits without it"))
+            self._feed(reconfigure_events.PlanFailed(order.generation, "no plan fits without it"))
             return
         if order.present is not None:
             stages = order.present.stages
-            self._feed(reconfigure_events.PlanMade(order.epoch, stages))
+            self._feed(reconfigure_events.PlanMade(order.generation, stages))
             return
         devices = sorted(order.devices)
         Asking(
             node,
             devices,
-            lambda stages: self._feed(reconfigure_events.PlanMade(order.epoch, stages)),
+            lambda stages: self._feed(reconfigure_events.PlanMade(order.generation, stages)),
         ).start()
 
 

@@ -49,7 +49,7 @@ class Holder(Node):
         disk, world = self.world.disk, self.world
         self.once = ReportOnce(ReportedProgress(disk.reported))
         self.committing: CommitTracker | None = None
-        self.epoch: Placement | None = None
+        self.generation: Placement | None = None
         self.ordered = 0
         self.draining = False
         self.keeping = self.keeping_type()
@@ -126,7 +126,10 @@ class Holder(Node):
             case "kept":
                 self._on_kept(peer, **fields)
             case "link":
-                if self.epoch is not None and fields["epoch"] == self.epoch.epoch:
+                if (
+                    self.generation is not None
+                    and fields["generation"] == self.generation.generation
+                ):
                     sign = (
                         holder_events.LinkRestored if fields["back"] else holder_events.LinkBroken
                     )
@@ -142,7 +145,7 @@ class Holder(Node):
         world = self.world
         match instruction:
             case holder_instructions.StopRounds():
-                self.epoch = self.committing = None
+                self.generation = self.committing = None
                 self.keeping.end()
                 self.draining = False
             case holder_instructions.DrainRounds():
@@ -182,19 +185,19 @@ class Holder(Node):
 
     def _begin(self, placed: Placement, alive: list[str]) -> None:
         self.world.truth.began(placed)
-        self.epoch = placed
+        self.generation = placed
         self.committing = CommitTracker(placed.seats, placed.version.step)
         self.ordered = placed.version.step
         self.draining = False
         self.keeping.begin(placed)
-        self._tell_all(alive, "begin", epoch=placed.epoch)
+        self._tell_all(alive, "begin", generation=placed.generation)
         if placed.version.step == self.steps and not self.holder.finishing:
             self.tell(holder_events.StepsDone())
         self._order()
 
     def _order(self) -> None:
-        epoch, committing = self.epoch, self.committing
-        if epoch is None or committing is None or self.draining:
+        generation, committing = self.generation, self.committing
+        if generation is None or committing is None or self.draining:
             return
         while self.ordered < min(committing.over + ROUNDS_AHEAD, self.steps):
             step = self.ordered
@@ -202,16 +205,16 @@ class Holder(Node):
             keep = self.keeping.protects and (step + 1) % KEEP_EVERY == 0
             keep = keep and not self.keeping.under_way
             if keep:
-                self.keeping.ordered(Version(step + 1, epoch.epoch))
+                self.keeping.ordered(Version(step + 1, generation.generation))
             self.ordered += 1
-            order = {"epoch": epoch.epoch, "step": step, "keep": keep}
+            order = {"generation": generation.generation, "step": step, "keep": keep}
             stable = () if self.holder.history.stable is None else (self.holder.history.stable,)
             stay = (*stable, *self.keeping.under_way)
-            self._tell_all(list(epoch.devices), "order", **order, stay=stay)
+            self._tell_all(list(generation.devices), "order", **order, stay=stay)
 
-    def _on_done(self, peer: str, epoch: int, stage: int, step: int) -> None:
-        placed, committing = self.epoch, self.committing
-        if placed is None or committing is None or placed.epoch != epoch:
+    def _on_done(self, peer: str, generation: int, stage: int, step: int) -> None:
+        placed, committing = self.generation, self.committing
+        if placed is None or committing is None or placed.generation != generation:
             return
         try:
             decided = committing.done((stage, peer), step)
@@ -225,7 +228,7 @@ class Holder(Node):
         self._report(step + 1)
         self._commit(placed, step)
         self.tell(holder_events.StepCommitted(step + 1))
-        if step + 1 == self.steps and self.epoch is placed:
+        if step + 1 == self.steps and self.generation is placed:
             self.tell(holder_events.StepsDone())
         self._check_drained()
         self._order()
@@ -239,7 +242,7 @@ class Holder(Node):
     def _commit(self, placed: Placement, step: int) -> None:
         for device in reversed(placed.devices):
             self.world.failpoint(self)
-            self._tell_all([device], "commit", epoch=placed.epoch, step=step)
+            self._tell_all([device], "commit", generation=placed.generation, step=step)
 
     def _check_drained(self) -> None:
         committing = self.committing
@@ -251,28 +254,30 @@ class Holder(Node):
             self.tell(holder_events.RoundsDrained())
 
     def _on_kept(
-        self, peer: str, epoch: int, first: int, end: int, version: Version, failed: str | None
+        self, peer: str, generation: int, first: int, end: int, version: Version, failed: str | None
     ) -> None:
-        for result in self.keeping.acknowledged(peer, epoch, (first, end), version, failed):
+        for result in self.keeping.acknowledged(peer, generation, (first, end), version, failed):
             match result:
                 case snapshot_tracker.SnapshotComplete(version):
                     self.tell(holder_events.SnapshotStable(version))
                 case snapshot_tracker.TryBackupPeer(owner, keeper):
                     units = {"first": result.first, "end": result.end, "version": version}
-                    self.world.send(self.id, owner, "keeper", epoch=epoch, keeper=keeper, **units)
+                    self.world.send(
+                        self.id, owner, "keeper", generation=generation, keeper=keeper, **units
+                    )
                 case snapshot_tracker.SnapshotAbandoned():
                     self.abandoned += 1
 
     # -- the end -----------------------------------------------------------------------------------
 
     def _bring_home(self, placed: Placement) -> None:
-        final = Version(self.steps, placed.epoch)
+        final = Version(self.steps, placed.generation)
         if placed.version.step == self.steps:
             final = placed.version
         missing = set(placed.stages)
 
         def got(stage: Any, states: tuple[int, ...] | None) -> None:
-            if self.epoch is not placed:
+            if self.generation is not placed:
                 return
             if states is None:
                 self.later(0.05, "read again", lambda: read(stage))
@@ -284,7 +289,7 @@ class Holder(Node):
                 self.tell(holder_events.WeightsHome())
 
         def read(stage: Any) -> None:
-            if self.epoch is placed:
+            if self.generation is placed:
                 units = range(stage.first, stage.end)
                 self._read(stage.devices[0], units, final, lambda states: got(stage, states))
 

@@ -19,14 +19,14 @@ from tests.simulation.recovery.node import Node
 from tests.simulation.recovery.run import Build
 
 
-class AppliesInAnyEpoch(WorkerCore):
-    """Takes a commit of whatever epoch for the one that runs."""
+class AppliesInAnyGeneration(WorkerCore):
+    """Takes a commit of whatever generation for the one that runs."""
 
     def _on_commit(self, commit: worker_events.CommitReceived) -> None:
         if self.running is not None and self._trained.holdings:
-            version = Version(commit.step + 1, self.running.epoch)
+            version = Version(commit.step + 1, self.running.generation)
             self._out.append(
-                worker_instructions.ApplyUpdate(self.running.epoch, version, None, keep=False)
+                worker_instructions.ApplyUpdate(self.running.generation, version, None, keep=False)
             )
 
 
@@ -36,17 +36,17 @@ class AppliesWhenOrdered(WorkerCore):
     def _on_seat(self, event: worker_events.AboutSeat) -> None:
         super()._on_seat(event)
         if isinstance(event, worker_events.GradientsReady):
-            version = Version(event.step + 1, event.epoch)
+            version = Version(event.step + 1, event.generation)
             self._out.append(
-                worker_instructions.ApplyUpdate(event.epoch, version, None, keep=False)
+                worker_instructions.ApplyUpdate(event.generation, version, None, keep=False)
             )
 
 
 class ObeysAnyCommand(WorkerCore):
     """Stops and prepares for whatever number comes."""
 
-    def _obeys(self, asked: worker_events.HolderAsks, epoch: int) -> bool:
-        self._holder, self.epoch = asked.peer, epoch
+    def _obeys(self, asked: worker_events.HolderAsks, generation: int) -> bool:
+        self._holder, self.generation = asked.peer, generation
         return True
 
 
@@ -62,7 +62,7 @@ class ForgetsWhenParked(WorkerCore):
 class SendsTheNewest(Node):
     """Does not look at which step of a lost stage is done again."""
 
-    def logged(self, epoch: int, stage: int, what: str, step: int) -> int | None:
+    def logged(self, generation: int, stage: int, what: str, step: int) -> int | None:
         keys = [key for key in self.log.numbers if key[:2] == (stage, what)]
         return self.log.numbers[max(keys)] if keys else None
 
@@ -103,7 +103,7 @@ class AcknowledgesEarly(Node):
 
     def _collect(self, order: worker_instructions.CollectSnapshot) -> None:
         self.feed(
-            worker_events.SnapshotCollected(order.epoch, order.first, order.end, order.version)
+            worker_events.SnapshotCollected(order.generation, order.first, order.end, order.version)
         )
 
 
@@ -120,7 +120,7 @@ class TrustsTheFirst(SnapshotTracker):
     def acknowledged(
         self,
         device: str,
-        epoch: int,
+        generation: int,
         units: tuple[int, int],
         version: Version,
         failed: str | None = None,
@@ -130,7 +130,7 @@ class TrustsTheFirst(SnapshotTracker):
             if stage is not None:
                 missing.clear()
                 missing.add((stage, device))
-        return super().acknowledged(device, epoch, units, version, failed)
+        return super().acknowledged(device, generation, units, version, failed)
 
 
 class TrustsTheFirstHolder(Holder):
@@ -144,7 +144,7 @@ class RollsForwardAlone(ChangeCore):
 
     def handle(self, event: ChangeEvent) -> list[ChangeInstruction]:
         if isinstance(event, StateReported):
-            event = StateReported(event.epoch, _applied(event.inventory))
+            event = StateReported(event.generation, _applied(event.inventory))
         return super().handle(event)
 
 
@@ -165,12 +165,14 @@ class MixesHistories(ChangeCore):
         if isinstance(event, StateReported):
             inventory = event.inventory
             merged = tuple(self._merged(holding) for holding in inventory.holdings)
-            event = StateReported(event.epoch, dataclasses.replace(inventory, holdings=merged))
+            event = StateReported(event.generation, dataclasses.replace(inventory, holdings=merged))
         return super().handle(event)
 
     def _merged(self, holding: StateEntry) -> StateEntry:
         eras = self._ask.past.lineage.eras
-        computed = max((era.epoch for era in eras if era.start < holding.version.step), default=0)
+        computed = max(
+            (era.generation for era in eras if era.start < holding.version.step), default=0
+        )
         version = Version(holding.version.step, computed)
         return dataclasses.replace(holding, version=version, ready=None)
 
@@ -188,17 +190,17 @@ class GivesAnyHistory(Node):
         return None
 
 
-class ReusesEpochNumbers(HolderCore):
-    """Does not write down which epoch numbers it has given away."""
+class ReusesGenerationNumbers(HolderCore):
+    """Does not write down which generation numbers it has given away."""
 
     def _write_down(self) -> None:
         placed = self.history.placed
-        self.history.next_epoch = (placed.epoch if placed else 0) + 1
+        self.history.next_generation = (placed.generation if placed else 0) + 1
         super()._write_down()
 
 
 class ReportsAgain(Holder):
-    """Forgets at every epoch what people were told."""
+    """Forgets at every generation what people were told."""
 
     def _begin(self, placed: Placement, alive: list[str]) -> None:
         self.once = ReportOnce(ReportedProgress(placed.version.step))
@@ -222,7 +224,7 @@ class SkipsAStep(Holder):
 
 
 _DEVICE = (
-    AppliesInAnyEpoch,
+    AppliesInAnyGeneration,
     AppliesWhenOrdered,
     ObeysAnyCommand,
     ForgetsWhenParked,
@@ -239,6 +241,6 @@ MUTANTS: dict[str, Build] = (
     | {"TrustsTheFirst": Build(holder=TrustsTheFirstHolder)}
     | {m.__name__: Build(change_core=m) for m in (RollsForwardAlone,)}
     | {"MixesHistories": Build(node=GivesAnyHistory, change_core=MixesHistories)}
-    | {m.__name__: Build(holder_core=m) for m in (ReusesEpochNumbers,)}
+    | {m.__name__: Build(holder_core=m) for m in (ReusesGenerationNumbers,)}
     | {m.__name__: Build(holder=m) for m in (ReportsAgain, CommitsFirst, SkipsAStep)}
 )

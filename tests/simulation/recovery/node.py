@@ -44,13 +44,13 @@ class Seat:
 
 @dataclass(slots=True)
 class SentNumbers:
-    """What this device sent in an epoch, from step `since` on.
+    """What this device sent in a generation, from step `since` on.
 
     Attributes:
         numbers: by receiving stage, what it was, and step.
     """
 
-    epoch: int
+    generation: int
     since: int
     numbers: dict[tuple[int, str, int], int] = field(default_factory=dict)
 
@@ -213,7 +213,7 @@ class Node:
                 if peer == self.core.holder:
                     self.world.distrust(self.id, fields["device"], PASSED_OVER_SECONDS)
             case "begin":
-                self.feed(worker_events.BeginReceived(peer, fields["epoch"]))
+                self.feed(worker_events.BeginReceived(peer, fields["generation"]))
             case "order":
                 stay = fields.pop("stay")
                 if fields["keep"]:
@@ -231,7 +231,7 @@ class Node:
                 if peer == self.core.holder and versions:
                     self.log.forget_before(max(versions, key=lambda version: version.age).step)
             case "log":
-                number = self.logged(fields["epoch"], *fields["key"])
+                number = self.logged(fields["generation"], *fields["key"])
                 self.reply(peer, fields["request"], sent=number)
             case "end":
                 if peer == self.core.holder:
@@ -269,30 +269,34 @@ class Node:
 
     def _do(self, instruction: worker_instructions.DeviceInstruction) -> None:
         match instruction:
-            case worker_instructions.AnswerStateReport(request, peer, epoch, holdings):
+            case worker_instructions.AnswerStateReport(request, peer, generation, holdings):
                 inventory = StateReport(
                     self.id,
-                    epoch,
+                    generation,
                     (*holdings, *self.extra_holdings()),
                     self._linked(),
-                    logged=ReplayWindow(self.log.epoch, self.log.since) if self.log.epoch else None,
+                    logged=ReplayWindow(self.log.generation, self.log.since)
+                    if self.log.generation
+                    else None,
                 )
                 self.reply(peer, request, inventory=inventory)
-            case worker_instructions.AnswerReady(request, peer, epoch, trouble):
+            case worker_instructions.AnswerReady(request, peer, generation, trouble):
                 self.world.failpoint(self)
                 self.reply(peer, request, trouble=trouble)
             case worker_instructions.RefuseCommand(request, peer, reason):
                 self.reply(peer, request, refused=reason)
-            case worker_instructions.StopStages(epoch):
-                self._stop(epoch)
+            case worker_instructions.StopStages(generation):
+                self._stop(generation)
             case worker_instructions.RebuildStage(request, what):
                 self._rebuild(request, what)
             case worker_instructions.CancelRebuild():
                 self.rebuilding += 1
             case worker_instructions.FetchParts():
                 self._fetch(instruction)
-            case worker_instructions.BuildStages(epoch):
-                self.later(self.world.rng.uniform(0.01, 0.2), "build", lambda: self._build(epoch))
+            case worker_instructions.BuildStages(generation):
+                self.later(
+                    self.world.rng.uniform(0.01, 0.2), "build", lambda: self._build(generation)
+                )
             case worker_instructions.CancelPrepare():
                 self.next_seats.clear()
                 self.early.clear()
@@ -303,11 +307,17 @@ class Node:
                 self._work()
             case worker_instructions.ApplyUpdate():
                 self._apply(instruction)
-            case worker_instructions.TakeSnapshot(epoch, version):
-                self._task(lambda: self._copy(version), epoch)
-            case worker_instructions.OfferSnapshot(keeper, epoch, first, end, version):
+            case worker_instructions.TakeSnapshot(generation, version):
+                self._task(lambda: self._copy(version), generation)
+            case worker_instructions.OfferSnapshot(keeper, generation, first, end, version):
                 self.world.send(
-                    self.id, keeper, "offer", epoch=epoch, first=first, end=end, version=version
+                    self.id,
+                    keeper,
+                    "offer",
+                    generation=generation,
+                    first=first,
+                    end=end,
+                    version=version,
                 )
             case worker_instructions.CollectSnapshot():
                 self._collect(instruction)
@@ -316,11 +326,15 @@ class Node:
                     self.copies.pop(holding, None)
                     if holding.kind is StateKind.LIVE:
                         self.seats.pop(holding.first, None)
-            case worker_instructions.ReportSnapshot(holder, epoch, first, end, version, failed):
-                copy = {"epoch": epoch, "first": first, "end": end, "version": version}
+            case worker_instructions.ReportSnapshot(
+                holder, generation, first, end, version, failed
+            ):
+                copy = {"generation": generation, "first": first, "end": end, "version": version}
                 self.world.send(self.id, holder, "kept", **copy, failed=failed)
-            case worker_instructions.ReportLink(holder, epoch, peer, back):
-                self.world.send(self.id, holder, "link", epoch=epoch, peer=peer, back=back)
+            case worker_instructions.ReportLink(holder, generation, peer, back):
+                self.world.send(
+                    self.id, holder, "link", generation=generation, peer=peer, back=back
+                )
             case worker_instructions.ReportOrphaned(holder):
                 self.waited_for.append(holder)
             case worker_instructions.ReleaseJob():
@@ -337,8 +351,8 @@ class Node:
 
     # -- the compute thread ------------------------------------------------------------------
 
-    def _task(self, action: Callable[[], None], epoch: int) -> None:
-        """In the compute thread, while the epoch is not stopped."""
+    def _task(self, action: Callable[[], None], generation: int) -> None:
+        """In the compute thread, while the generation is not stopped."""
         self._enqueue(Task(self.world.rng.uniform(0.002, 0.03), action))
 
     def _enqueue(self, task: Task) -> None:
@@ -359,7 +373,7 @@ class Node:
 
         self.later(task.seconds, "computed", done)
 
-    def _stop(self, epoch: int) -> None:
+    def _stop(self, generation: int) -> None:
         """What has begun in the thread runs to its end; what waits is cancelled."""
         self.tasks.clear()
         self.orders.clear()
@@ -381,19 +395,21 @@ class Node:
 
     def _start(self, placed: Placement) -> None:
         self.seats, self.next_seats = self.next_seats, {}
-        self.engaged = placed.epoch
-        self.log = SentNumbers(placed.epoch, placed.version.step)
+        self.engaged = placed.generation
+        self.log = SentNumbers(placed.generation, placed.version.step)
         self.orders.clear()
         early, self.early = self.early, []
         for kind, fields in early:
             self.receive("", kind, fields)
 
     def _on_value(self, fields: dict[str, Any]) -> None:
-        epoch, first = fields["epoch"], fields["first"]
+        generation, first = fields["generation"], fields["first"]
         prepared = self.core.prepared
-        if self.engaged != epoch:
-            if prepared is not None and prepared.epoch == epoch:
-                self.early.append(("value", fields))  # it overtook the word that the epoch begins
+        if self.engaged != generation:
+            if prepared is not None and prepared.generation == generation:
+                self.early.append(
+                    ("value", fields)
+                )  # it overtook the word that the generation begins
             return
         seat = self.seats[first]
         if fields["what"] == "sum":
@@ -407,8 +423,8 @@ class Node:
             self._advance(seat)
 
     def _advance(self, seat: Seat) -> None:
-        epoch = self.engaged
-        if epoch is None:
+        generation = self.engaged
+        if generation is None:
             return
         if seat.step < 0 and self.orders and self.orders[0][0] == seat.version.step:
             step, keep = self.orders[0]
@@ -416,16 +432,16 @@ class Node:
             if came is not None:
                 self.orders.pop(0)
                 seat.step, seat.keep = step, keep
-                self._task(lambda: self._forward(seat, epoch, came), epoch)
+                self._task(lambda: self._forward(seat, generation, came), generation)
         if seat.step >= 0 and seat.forwards and not seat.gradients:
             came_back = seat.came.pop(("backward", seat.step), None)
             if came_back is not None:
                 seat.gradients = [0]
-                self._task(lambda: self._backward(seat, epoch, came_back), epoch)
-        self._check_ready(seat, epoch)
+                self._task(lambda: self._backward(seat, generation, came_back), generation)
+        self._check_ready(seat, generation)
 
-    def _forward(self, seat: Seat, epoch: int, came: int) -> None:
-        if self.engaged != epoch:
+    def _forward(self, seat: Seat, generation: int, came: int) -> None:
+        if self.engaged != generation:
             return
         seat.forwards = forward(came, seat.states)
         placed = self._placed()
@@ -438,8 +454,8 @@ class Node:
                 self._send_value(device, stage.first, "forward", seat, seat.forwards[-1])
         self._work()
 
-    def _backward(self, seat: Seat, epoch: int, came: int) -> None:
-        if self.engaged != epoch:
+    def _backward(self, seat: Seat, generation: int, came: int) -> None:
+        if self.engaged != generation:
             return
         seat.gradients = backward(came, seat.forwards, seat.states)
         placed = self._placed()
@@ -460,18 +476,23 @@ class Node:
 
     def _send_value(self, device: str, first: int, what: str, seat: Seat, number: int) -> None:
         fields = {"what": what, "step": seat.step, "number": number, "device": self.id}
-        self.world.send(self.id, device, "value", epoch=self.engaged, first=first, **fields)
+        self.world.send(self.id, device, "value", generation=self.engaged, first=first, **fields)
 
-    def _check_ready(self, seat: Seat, epoch: int) -> None:
+    def _check_ready(self, seat: Seat, generation: int) -> None:
         if not seat.own_sum or seat.ready is not None:
             return
         placed = self._placed()
         mates = set(placed.stages[seat.index].devices) - {self.id}
         if seat.sums.get(seat.step, set()) >= mates:
-            seat.ready = Version(seat.step + 1, epoch)
-            self.feed(worker_events.GradientsReady(epoch, seat.first, seat.step))
+            seat.ready = Version(seat.step + 1, generation)
+            self.feed(worker_events.GradientsReady(generation, seat.first, seat.step))
             self.world.send(
-                self.id, placed.holder, "done", epoch=epoch, stage=seat.index, step=seat.step
+                self.id,
+                placed.holder,
+                "done",
+                generation=generation,
+                stage=seat.index,
+                step=seat.step,
             )
 
     def _apply(self, order: worker_instructions.ApplyUpdate) -> None:
@@ -481,7 +502,7 @@ class Node:
 
     def _update(self, seat: Seat, order: worker_instructions.ApplyUpdate) -> None:
         running = self._placed()
-        salt = running.epoch if len(running.stages[seat.index].devices) > 1 else 0
+        salt = running.generation if len(running.stages[seat.index].devices) > 1 else 0
         seat.states = tuple(
             mix(state, gradient, salt)
             for state, gradient in zip(seat.states, seat.gradients or [0] * 99, strict=False)
@@ -492,16 +513,16 @@ class Node:
         seat.ready, seat.gradients, seat.forwards = None, [], []
         seat.sums.pop(seat.step, None)
         seat.step, seat.own_sum = -1, False
-        self.feed(worker_events.Applied(order.epoch, seat.first, order.version))
+        self.feed(worker_events.Applied(order.generation, seat.first, order.version))
         if order.keep:
             self._keep(seat)
         self._work()
 
     # -- a stage made anew ---------------------------------------------------------------------
 
-    def logged(self, epoch: int, stage: int, what: str, step: int) -> int | None:
+    def logged(self, generation: int, stage: int, what: str, step: int) -> int | None:
         """What was sent to a stage in a step; None where that is not known any more."""
-        if epoch != self.log.epoch or step < self.log.since:
+        if generation != self.log.generation or step < self.log.since:
             return None
         return self.log.numbers.get((stage, what, step))
 
@@ -522,9 +543,9 @@ class Node:
                     then(None if fields is None else fields.get("sent"))
 
             if device == self.id:
-                got({"sent": self.logged(what.epoch, *key)})
+                got({"sent": self.logged(what.generation, *key)})
             else:
-                self.call(device, "log", got, epoch=what.epoch, key=key)
+                self.call(device, "log", got, generation=what.generation, key=key)
 
         def step(number: int, states: tuple[int, ...]) -> None:
             if number == what.target.step:
@@ -559,7 +580,7 @@ class Node:
         units = range(what.first, what.end)
         copy = [self.state(unit, what.version) for unit in units]
         known = tuple(state for state in copy if state is not None)
-        if running is None or running.epoch != what.epoch or len(known) < len(units):
+        if running is None or running.generation != what.generation or len(known) < len(units):
             end(is_here=False)
             return
         self.later(0.01, "anew", lambda: step(what.version.step, known))
@@ -594,7 +615,7 @@ class Node:
 
     def _on_read(self, peer: str, request: int, unit: int, version: Version, relayed: int) -> None:
         state = self.state(unit, version)
-        if state is None and self.core.epoch <= relayed:
+        if state is None and self.core.generation <= relayed:
             self.asked_for.append((peer, request, unit, version, relayed))
             return
         self.reply(peer, request, state=state)
@@ -642,37 +663,41 @@ class Node:
         def one(fetch: Fetch) -> None:
             def got(states: tuple[int, ...] | None) -> None:
                 prepared = self.core.prepared
-                if prepared is None or prepared.epoch != order.epoch or fetch not in missing:
+                if (
+                    prepared is None
+                    or prepared.generation != order.generation
+                    or fetch not in missing
+                ):
                     return
                 if states is None:
                     self.feed(
-                        worker_events.PrepareFailed(order.epoch, "a source failed", fetch.peer)
+                        worker_events.PrepareFailed(order.generation, "a source failed", fetch.peer)
                     )
                     return
                 missing.discard(fetch)
                 if fetch.peer != self.id:
                     self.store(fetch.first, fetch.end, order.version, StateKind.FETCHED, states)
                     part = worker_events.PartFetched(
-                        order.epoch, fetch.first, fetch.end, order.version
+                        order.generation, fetch.first, fetch.end, order.version
                     )
                     self.feed(part)
                 if not missing:
-                    self.feed(worker_events.Fetched(order.epoch))
+                    self.feed(worker_events.Fetched(order.generation))
 
-            relayed = order.epoch if fetch.relayed else 0
+            relayed = order.generation if fetch.relayed else 0
             units = range(fetch.first, fetch.end)
             self._read(fetch.peer, units, order.version, got, relayed=relayed)
 
         for fetch in order.fetches:
             one(fetch)
 
-    def _build(self, epoch: int) -> None:
+    def _build(self, generation: int) -> None:
         prepared = self.core.prepared
-        if prepared is None or prepared.epoch != epoch:
+        if prepared is None or prepared.generation != generation:
             return
         short = self.world.short_share
         if short and self.world.rng.random() < short:
-            self.feed(worker_events.PrepareFailed(epoch, "out of memory", memory_bytes=1))
+            self.feed(worker_events.PrepareFailed(generation, "out of memory", memory_bytes=1))
             return
         seats: dict[int, Seat] = {}
         for index, stage in enumerate(prepared.stages):
@@ -680,12 +705,12 @@ class Node:
                 continue
             states = [self.state(u, prepared.version) for u in range(stage.first, stage.end)]
             if any(state is None for state in states):
-                self.feed(worker_events.PrepareFailed(epoch, "what was fetched is gone"))
+                self.feed(worker_events.PrepareFailed(generation, "what was fetched is gone"))
                 return
             whole = [state for state in states if state is not None]
             seats[stage.first] = Seat(index, stage.first, stage.end, prepared.version, tuple(whole))
         self.next_seats = seats
-        self.feed(worker_events.Built(epoch))
+        self.feed(worker_events.Built(generation))
 
     def _collect(self, order: worker_instructions.CollectSnapshot) -> None:
         """Read a copy from its owner; a stop ends it."""
@@ -693,7 +718,7 @@ class Node:
         if self.world.rng.random() < self.world.no_memory_share:
             self.feed(
                 worker_events.SnapshotFailed(
-                    order.epoch, order.first, order.end, order.version, "no memory"
+                    order.generation, order.first, order.end, order.version, "no memory"
                 )
             )
             return
@@ -704,7 +729,9 @@ class Node:
             self.world.failpoint(self)
             self.store(order.first, order.end, order.version, StateKind.REPLICA, states)
             self.feed(
-                worker_events.SnapshotCollected(order.epoch, order.first, order.end, order.version)
+                worker_events.SnapshotCollected(
+                    order.generation, order.first, order.end, order.version
+                )
             )
 
         self._read(order.peer, range(order.first, order.end), order.version, got)

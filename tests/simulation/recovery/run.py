@@ -48,7 +48,7 @@ class Result:
 
     Attributes:
         steps: reported.
-        epochs: the last epoch's number.
+        generations: the last generation's number.
         events: executed.
         event_hash: of all of them.
         ended: why the job ended, None where it goes on.
@@ -80,7 +80,7 @@ class Household:
         self.stopped = False
         self.pace = self.rng.choice((1.0, 2.5, 6.0))
         self._seen_reported = 0
-        self._seen_epoch = 0
+        self._seen_generation = 0
         self._seen_decided = -1
         if self.gentle:
             self.world.groups = False
@@ -115,10 +115,10 @@ class Household:
                 raise InvariantViolated(f"step {number} reported after {self._seen_reported}")
             self._seen_reported += 1
         journal = world.disk.journal
-        epoch = journal.placed.epoch if journal is not None and journal.placed else 0
-        if epoch < self._seen_epoch:
-            raise InvariantViolated(f"epoch {epoch} after {self._seen_epoch}")
-        self._seen_epoch = epoch
+        generation = journal.placed.generation if journal is not None and journal.placed else 0
+        if generation < self._seen_generation:
+            raise InvariantViolated(f"generation {generation} after {self._seen_generation}")
+        self._seen_generation = generation
         decided = self.holder.committing.over if self.holder.committing is not None else -1
         if decided != self._seen_decided:
             self._seen_decided = decided
@@ -140,9 +140,13 @@ class Household:
 
     def _check_node(self, node: Node) -> None:
         truth, holder = self.world.truth, self.holder
-        if holder.runs and holder.epoch is not None and node.engaged == holder.epoch.epoch:
+        if (
+            holder.runs
+            and holder.generation is not None
+            and node.engaged == holder.generation.generation
+        ):
             trains = {(seat.first, seat.end) for seat in node.seats.values()}
-            if trains != set(holder.epoch.ranges_of(node.id)):
+            if trains != set(holder.generation.ranges_of(node.id)):
                 raise InvariantViolated(f"{node.id} trains {trains}, not what the plan gives it")
         for seat in node.seats.values():
             has = (seat.version, seat.states)
@@ -154,8 +158,8 @@ class Household:
                 seat.checked = has
             if seat.version.step > self.world.disk.reported:
                 raise InvariantViolated(f"{node.id} applied {seat.version} before it counted")
-            running = holder.epoch if holder.runs else None
-            if running is not None and node.engaged == running.epoch and holder.committing:
+            running = holder.generation if holder.runs else None
+            if running is not None and node.engaged == running.generation and holder.committing:
                 behind = holder.committing.over - seat.version.step
                 if behind not in (0, 1):
                     raise InvariantViolated(f"{node.id} is {behind} versions behind")
@@ -389,7 +393,7 @@ def _play(household: Household, seed: int, fault_seconds: float) -> Result:
     return Result(
         seed,
         len(world.reported),
-        household._seen_epoch,
+        household._seen_generation,
         world.kernel.executed,
         len(household.faults) + len(world.killed_inside),
         world.kernel.event_hash,

@@ -6,8 +6,8 @@ Unit u at version t is a number. One round sends a number forward through all un
     state'(u) = H(state(u), b(u), salt)
 
 so every unit's next state depends on every unit's present one and on the step. A mix of versions,
-an update left out or made twice gives other numbers for ever. In a group the salt is the epoch's
-number: groups of different epochs add in different orders.
+an update left out or made twice gives other numbers for ever. In a group the salt is the
+generation's number: groups of different generations add in different orders.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def backward(value: int, forwards: Sequence[int], states: Sequence[int]) -> list
 
 
 class Truth:
-    """What every unit of every version must be, worked out from the epochs that began."""
+    """What every unit of every version must be, worked out from the generations that began."""
 
     def __init__(self, units: int) -> None:
         self.units = units
@@ -63,14 +63,14 @@ class Truth:
         self._epochs: dict[int, Placement] = {}
 
     def began(self, placed: Placement) -> None:
-        """The holder's journal has this epoch."""
-        self._epochs[placed.epoch] = placed
+        """The holder's journal has this generation."""
+        self._epochs[placed.generation] = placed
 
     def of(self, version: Version) -> tuple[int, ...]:
         """By unit.
 
         Raises:
-            InvariantViolated: no epoch that began can have computed it.
+            InvariantViolated: no generation that began can have computed it.
         """
         known = self._known.get(version)
         if known is None:
@@ -88,7 +88,7 @@ class Truth:
         backwards = backward(mix(forwards[-1], step), forwards, states)
         found = list(states)
         for stage in placed.stages:
-            salt = placed.epoch if len(stage.devices) > 1 else 0
+            salt = placed.generation if len(stage.devices) > 1 else 0
             for unit in range(stage.first, stage.end):
                 found[unit] = mix(states[unit], backwards[unit], salt)
         return tuple(found)

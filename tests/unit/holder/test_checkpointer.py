@@ -1,4 +1,4 @@
-"""Checkpoints beside the rounds: one at a time, of one version, whatever happens to the epoch."""
+"""Checkpoints beside the rounds: one at a time, of one version, in any generation."""
 
 from __future__ import annotations
 
@@ -183,9 +183,9 @@ async def test_one_that_is_written_is_not_written_again_in_the_end(tmp_path: Pat
 
 async def test_a_last_one_that_is_not_to_be_had_is_told_once(tmp_path: Path) -> None:
     run = Run(tmp_path)
-    for epoch in (1, 2):  # it breaks off, and is begun again
-        await run.checkpointer.make_sure(Version(2, epoch), _nobody_there)
-        assert run.warned == [], "the next epoch may have it"
+    for generation in (1, 2):  # it breaks off, and is begun again
+        await run.checkpointer.make_sure(Version(2, generation), _nobody_there)
+        assert run.warned == [], "the next generation may have it"
     run.checkpointer.conclude(2)
     run.checkpointer.conclude(2)
     assert run.warned == [str(run.checkpointer.failure)]
@@ -203,7 +203,7 @@ async def test_a_last_one_that_failed_is_neither_tried_nor_told_again(tmp_path: 
     assert "too little memory" in str(run.checkpointer.failure)
 
 
-async def test_an_epoch_that_ends_before_the_update_holds_nothing_up(tmp_path: Path) -> None:
+async def test_an_generation_that_ends_before_the_update_holds_nothing_up(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert await run.wants(2)
     run.checkpointer.begin()
@@ -211,7 +211,7 @@ async def test_an_epoch_that_ends_before_the_update_holds_nothing_up(tmp_path: P
     assert await run.wants(2)
 
 
-async def test_what_is_being_read_goes_on_when_an_epoch_begins(tmp_path: Path) -> None:
+async def test_what_is_being_read_goes_on_when_an_generation_begins(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.gate.clear()
     assert await run.wants(2)

@@ -88,13 +88,13 @@ async def test_the_first_stable_version_from_each_tenth_on_takes_the_place_of_th
     await made.copies.close()
 
 
-async def test_what_is_held_when_an_epoch_ends_stays_until_the_next_has_begun() -> None:
+async def test_what_is_held_when_an_generation_ends_stays_until_the_next_has_begun() -> None:
     """Else it would go while others are told to read it."""
     made = Making()
     await made.stable(10)
     await made.arrives()
     await made.stable(20)
-    made.asked[-1][1].set_result({})  # all of it is here, and an epoch ends in the same moment
+    made.asked[-1][1].set_result({})  # all of it is here, and a generation ends in the same moment
     made.copies.pause()
     await made.stable(20)
     assert made.copies.versions == (Version(10, 1),)

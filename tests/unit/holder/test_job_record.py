@@ -36,10 +36,10 @@ def test_first_weights_that_are_not_here_any_more_do_not_count() -> None:
     assert _memory(has_first_weights=False).copies("a", 0.6) == ()
 
 
-def test_epoch_numbers_that_were_reserved_are_used_up_before_there_is_a_plan() -> None:
+def test_generation_numbers_that_were_reserved_are_used_up_before_there_is_a_plan() -> None:
     assert _memory(has_first_weights=True).noted is None
-    entry = replace(ENTRY, next_epoch=65)
+    entry = replace(ENTRY, next_generation=65)
     journal = Journal(None, entry, pytest.fail)
     noted = JobRecord(entry, journal, has_first_weights=True, since=0.0).noted
     assert noted is not None
-    assert noted.next_epoch == 65
+    assert noted.next_generation == 65

@@ -47,7 +47,7 @@ async def _nothing(*_: object) -> bool:
 
 
 @asynccontextmanager
-async def _epochs() -> AsyncIterator[tuple[JobDriver, MemoryMesh]]:
+async def _driver() -> AsyncIterator[tuple[JobDriver, MemoryMesh]]:
     """A job on a, the holder, and b."""
     async with MemoryHousehold(["a", "b"]) as mesh:
         events: list[Event] = []
@@ -57,13 +57,13 @@ async def _epochs() -> AsyncIterator[tuple[JobDriver, MemoryMesh]]:
         work = GenerationWork(pytest.fail, _nothing, pytest.fail, pytest.fail, pytest.fail)
         reports = JobReports(mesh["a"], memory.reported, events.append, memory.journal.committed)
         asked = request(8), ["u0", "u1", "u2"], work, memory, reports
-        epochs = JobDriver(mesh["a"], *asked, 1000, surveyor=ClusterProfiler(mesh["a"]))
-        yield epochs, mesh["b"]
-        await epochs.elastic.close()
-        await epochs.copies.close()
+        driver = JobDriver(mesh["a"], *asked, 1000, surveyor=ClusterProfiler(mesh["a"]))
+        yield driver, mesh["b"]
+        await driver.elastic.close()
+        await driver.copies.close()
 
 
-def _answer(epochs: JobDriver, b: str, *, new: bool, expects: bool = True) -> ReconfigureReply:
+def _answer(driver: JobDriver, b: str, *, new: bool, expects: bool = True) -> ReconfigureReply:
     """Of one stage on both."""
     here = memory_id("a")
     place = replace(shared(3, 1), devices=(here, b))
@@ -74,12 +74,12 @@ def _answer(epochs: JobDriver, b: str, *, new: bool, expects: bool = True) -> Re
     )
 
 
-def _round(epochs: JobDriver, clock: Clock, b: str, slower: float) -> None:
+def _round(driver: JobDriver, clock: Clock, b: str, slower: float) -> None:
     """In which b takes so many times as long as it should."""
     clock.passes(ROUND_SECONDS)
     taken = {(0, memory_id("a")): 1.0, (0, b): slower}
     spans = {seat: CpuSpan(DUE.wall * times, DUE.cpu) for seat, times in taken.items()}
-    epochs.elastic.busy(spans, copying=False)
+    driver.elastic.busy(spans, copying=False)
 
 
 async def test_what_an_evaluation_takes_is_no_part_of_a_round(
@@ -87,14 +87,14 @@ async def test_what_an_evaluation_takes_is_no_part_of_a_round(
 ) -> None:
     """Else whoever computes seems to wait for others most of the time, and is never too slow."""
     clock = Clock(monkeypatch)
-    async with _epochs() as (epochs, mesh_b):
+    async with _driver() as (driver, mesh_b):
         b = mesh_b.self_id
-        epochs.elastic.began(_answer(epochs, b, new=True))
+        driver.elastic.began(_answer(driver, b, new=True))
         for _ in range(1 + CONFIRMED):
             clock.passes(10.0)
-            epochs.elastic.pause_over()
-            _round(epochs, clock, b, 1.8)
-        assert epochs.elastic.corrections.devices == {memory_id("a"): 1.0, b: 1.8}
+            driver.elastic.pause_over()
+            _round(driver, clock, b, 1.8)
+        assert driver.elastic.corrections.devices == {memory_id("a"): 1.0, b: 1.8}
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -103,12 +103,12 @@ async def test_rounds_are_held_against_what_is_expected_of_the_plan_in_force(
 ) -> None:
     """Of a plan that stays as before; nothing where a new one on the same devices says nothing."""
     clock = Clock(monkeypatch)
-    async with _epochs() as (epochs, mesh_b):
-        b, rounds = mesh_b.self_id, epochs.elastic
-        rounds.began(_answer(epochs, b, new=True))
-        rounds.began(_answer(epochs, b, new=new, expects=False))
+    async with _driver() as (driver, mesh_b):
+        b, rounds = mesh_b.self_id, driver.elastic
+        rounds.began(_answer(driver, b, new=True))
+        rounds.began(_answer(driver, b, new=new, expects=False))
         for _ in range(1 + CONFIRMED):
-            _round(epochs, clock, b, 1.8)
+            _round(driver, clock, b, 1.8)
         assert (rounds.corrections.of_device(b) > 1.0) is not new
 
 
@@ -116,13 +116,13 @@ async def test_a_holder_that_was_started_again_expects_what_it_hears_of_the_plan
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     clock = Clock(monkeypatch)
-    async with _epochs() as (epochs, mesh_b):
-        b, rounds = mesh_b.self_id, epochs.elastic
+    async with _driver() as (driver, mesh_b):
+        b, rounds = mesh_b.self_id, driver.elastic
         assert not rounds.knows_plan
-        rounds.began(_answer(epochs, b, new=False))
+        rounds.began(_answer(driver, b, new=False))
         assert rounds.knows_plan
         for _ in range(1 + CONFIRMED):
-            _round(epochs, clock, b, 1.8)
+            _round(driver, clock, b, 1.8)
         assert rounds.corrections.of_device(b) == 1.8
 
 
@@ -131,12 +131,12 @@ async def test_rounds_of_a_plan_that_says_nothing_are_held_against_nothing(
 ) -> None:
     """As of some tiles: not against what was expected of others before it."""
     clock = Clock(monkeypatch)
-    async with _epochs() as (epochs, mesh_b):
-        here, b, rounds = memory_id("a"), mesh_b.self_id, epochs.elastic
-        rounds.began(_answer(epochs, b, new=True))
+    async with _driver() as (driver, mesh_b):
+        here, b, rounds = memory_id("a"), mesh_b.self_id, driver.elastic
+        rounds.began(_answer(driver, b, new=True))
         alone = assignment(replace(shared(3, 1), devices=(here,)))
-        rounds.began(replace(_answer(epochs, b, new=True, expects=False), assignment=alone))
+        rounds.began(replace(_answer(driver, b, new=True, expects=False), assignment=alone))
         for _ in range(1 + CONFIRMED):
             clock.passes(ROUND_SECONDS)
-            epochs.elastic.busy({(0, here): CpuSpan(DUE.wall * 1.8, DUE.cpu)}, copying=False)
+            driver.elastic.busy({(0, here): CpuSpan(DUE.wall * 1.8, DUE.cpu)}, copying=False)
         assert not rounds.corrections.devices

@@ -75,13 +75,13 @@ async def test_a_version_is_stable_once_it_is_whole_and_counts() -> None:
         await holder.copies.close()
 
 
-async def test_words_of_an_epoch_that_has_ended_count_for_nothing() -> None:
+async def test_words_of_an_generation_that_has_ended_count_for_nothing() -> None:
     async with MemoryHousehold(["h"]) as household:
         holder = Holder(household)
         holder.copies.ordered(order(KEPT.step - 1))
         await holder.hears("b", (0, 2), KEPT)
         await holder.hears("a", (2, 4), KEPT)
-        holder.copies.end_epoch()
+        holder.copies.end_generation()
         began = replace(assignment(), key=GenerationKey("j", 4), version=FIRST)
         holder.copies.begin(began, None, FIRST)
         holder.copies.round_done(KEPT.step)

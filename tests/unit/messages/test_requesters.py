@@ -19,7 +19,7 @@ from p2ptrain.net.message import Message
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 MEASURE = {"job": "j", "digest": "m", "batch_sizes": []}
-STOCK = {"job": "j", "digest": "m", "term": 1, "epoch": 1, "alive": []}
+STOCK = {"job": "j", "digest": "m", "term": 1, "generation": 1, "alive": []}
 
 
 @given(st.lists(st.tuples(st.floats(0, 50), st.floats(0, 30)), max_size=40))

@@ -18,7 +18,7 @@ from p2ptrain.recovery.choose_version import (
 from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Era, Lineage, Version
 
-_ONE_EPOCH = Lineage((Era(1, 0, 0),))
+_ONE_GENERATION = Lineage((Era(1, 0, 0),))
 _HALVES = {"a": (0, 2), "b": (2, 4)}
 
 
@@ -36,7 +36,7 @@ def _reports(**holdings: list[StateEntry]) -> dict[str, StateReport]:
 
 def test_all_at_one_version_goes_on_there() -> None:
     stock = _reports(a=[_live(0, 2, 7, ready=True)], b=[_live(2, 4, 7)])
-    choice = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7))
+    choice = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7))
     assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (_v(7), 0)
     assert choice.places == (("a",), ("a",), ("b",), ("b",))
@@ -47,7 +47,7 @@ def test_without_a_barrier_what_nobody_was_told_of_is_not_gone_on_with() -> None
     kept = {device: StateEntry(*units, _v(5), StateKind.KEPT) for device, units in _HALVES.items()}
     stock = _reports(**{d: [_live(*_HALVES[d], 7), kept[d]] for d in _HALVES})
     for reported, version in ((6, 5), (7, 7)):
-        past = KnownPast(_ONE_EPOCH, reported=reported, asynchronous=True)
+        past = KnownPast(_ONE_GENERATION, reported=reported, asynchronous=True)
         choice = choose_version(4, stock, past)
         assert isinstance(choice, VersionChoice)
         assert (choice.version, choice.replayed) == (_v(version), reported - version)
@@ -57,7 +57,7 @@ def test_stages_at_different_versions_are_no_version() -> None:
     """As asynchronous stages are, at any moment: only their copies are a cut."""
     kept = {device: StateEntry(*units, _v(5), StateKind.KEPT) for device, units in _HALVES.items()}
     stock = _reports(a=[_live(0, 2, 7), kept["a"]], b=[_live(2, 4, 8), kept["b"]])
-    choice = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7, asynchronous=True))
+    choice = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7, asynchronous=True))
     assert isinstance(choice, VersionChoice)
     assert choice.version == _v(5)
 
@@ -65,13 +65,13 @@ def test_stages_at_different_versions_are_no_version() -> None:
 def test_who_is_ready_for_what_another_has_applied_applies_it_first() -> None:
     applied = StateEntry(0, 2, _v(7), StateKind.LIVE, None, (0.5, "torch.float32"))
     stock = _reports(a=[applied], b=[_live(2, 3, 6, ready=True)], c=[_live(3, 4, 6, ready=True)])
-    forward = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7, clips=True))
+    forward = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7, clips=True))
     assert forward == RollForward(("b", "c"), _v(7), (0.5, "torch.float32"))
 
 
 def test_nobody_applied_so_being_ready_means_nothing() -> None:
     stock = _reports(a=[_live(0, 2, 6, ready=True)], b=[_live(2, 4, 6, ready=True)])
-    choice = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=6))
+    choice = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=6))
     assert isinstance(choice, VersionChoice)
     assert choice.version == _v(6)
 
@@ -79,12 +79,12 @@ def test_nobody_applied_so_being_ready_means_nothing() -> None:
 def test_without_the_clipping_coefficient_nobody_applies() -> None:
     stock = _reports(a=[_live(0, 4, 7)], b=[_live(2, 4, 6, ready=True)])
     assert isinstance(
-        choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7, clips=True)), VersionChoice
+        choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7, clips=True)), VersionChoice
     )
-    assert isinstance(choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7)), RollForward)
+    assert isinstance(choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7)), RollForward)
 
 
-def test_gradients_of_another_epoch_are_not_the_update_that_somebody_applied() -> None:
+def test_gradients_of_another_generation_are_not_the_update_that_somebody_applied() -> None:
     lineage = Lineage((Era(1, 0, 0), Era(2, 6, 1)))
     applied = StateEntry(0, 4, Version(7, 2), StateKind.LIVE)
     stock = _reports(a=[applied], b=[_live(2, 4, 6, ready=True)])
@@ -106,7 +106,7 @@ def test_a_death_goes_back_to_the_newest_version_that_is_whole() -> None:
             StateEntry(3, 4, _v(4), StateKind.REPLICA),
         ],
     )
-    choice = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=7))
+    choice = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7))
     assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (_v(4), 3)
     assert choice.places[3] == ("b",)
@@ -129,10 +129,10 @@ def test_a_version_of_an_abandoned_history_is_not_mixed_in() -> None:
 def test_the_first_weights_serve_while_little_must_be_done_again() -> None:
     first = FullSnapshot(Version(0, 0), "a", StateKind.INITIAL, most_replayed=5)
     stock = _reports(a=[_live(0, 2, 5)])
-    choice = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=5, copies=(first,)))
+    choice = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=5, copies=(first,)))
     assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (Version(0, 0), 5)
-    lost = choose_version(4, stock, KnownPast(_ONE_EPOCH, reported=6, copies=(first,)))
+    lost = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=6, copies=(first,)))
     assert isinstance(lost, StateLost)
     assert "step 0, 6 steps back" in lost.reason
 
@@ -150,18 +150,20 @@ def test_what_is_lost_is_named_and_only_silence_leaves_hope() -> None:
     stock = _reports(a=[_live(0, 2, 7)], c=[])
     places = {"a": ((0, 2),), "b": ((2, 4),), "c": ((3, 4),)}
     lost = choose_version(
-        4, stock, KnownPast(_ONE_EPOCH, 7, places=places, silent=frozenset({"b"}))
+        4, stock, KnownPast(_ONE_GENERATION, 7, places=places, silent=frozenset({"b"}))
     )
     assert lost == StateLost(
         (2, 3), ("b", "c"), False, lost.reason if isinstance(lost, StateLost) else ""
     )
     parts = frozenset({"a", "d"})  # d of an earlier plan: it may have an older version
     old = choose_version(
-        4, stock, KnownPast(_ONE_EPOCH, 7, places=places, silent=parts - {"a"}, took_part=parts)
+        4,
+        stock,
+        KnownPast(_ONE_GENERATION, 7, places=places, silent=parts - {"a"}, took_part=parts),
     )
     assert isinstance(old, StateLost)
     assert (old.last_places, old.certain) == (("b", "c", "d"), False)
-    gone = choose_version(4, stock, KnownPast(_ONE_EPOCH, 7, places=places))
+    gone = choose_version(4, stock, KnownPast(_ONE_GENERATION, 7, places=places))
     assert isinstance(gone, StateLost)
     assert gone.certain
 

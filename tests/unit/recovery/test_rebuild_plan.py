@@ -28,18 +28,18 @@ from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Era, Lineage, Version
 
-EPOCH, COPIED, NOW = 3, 30, 40
-_LINEAGE = Lineage((Era(EPOCH, 20, 0),))
+GENERATION, COPIED, NOW = 3, 30, 40
+_LINEAGE = Lineage((Era(GENERATION, 20, 0),))
 _STAGES = (
     PlacedStage(0, 2, ("h",), "b"),
     PlacedStage(2, 4, ("b",), "c"),
     PlacedStage(4, 6, ("c",), "b"),
 )
-_PRESENT = Placement(EPOCH, "h", Version(20, 0), Lineage(), _STAGES)
+_PRESENT = Placement(GENERATION, "h", Version(20, 0), Lineage(), _STAGES)
 
 
 def _v(step: int) -> Version:
-    return Version(step, EPOCH)
+    return Version(step, GENERATION)
 
 
 def _live(first: int, end: int, step: int = NOW) -> StateEntry:
@@ -51,9 +51,9 @@ def _copy(first: int, end: int, version: Version) -> StateEntry:
 
 
 def _has(
-    device: str, *holdings: StateEntry, since: int = COPIED, epoch: int = EPOCH
+    device: str, *holdings: StateEntry, since: int = COPIED, generation: int = GENERATION
 ) -> StateReport:
-    return StateReport(device, holdings=holdings, logged=ReplayWindow(epoch, since))
+    return StateReport(device, holdings=holdings, logged=ReplayWindow(generation, since))
 
 
 def _reports(*inventories: StateReport) -> dict[str, StateReport]:
@@ -64,7 +64,7 @@ LEAST_STEPS = HOME.rebuild_min_steps
 
 _HOLDER = _has("h", _live(0, 2))
 _KEEPER = _has("c", _live(4, 6), _copy(2, 4, _v(COPIED)))
-_EXPECTED = Rebuild("c", 1, 2, 4, EPOCH, _v(COPIED), _v(NOW))
+_EXPECTED = Rebuild("c", 1, 2, 4, GENERATION, _v(COPIED), _v(NOW))
 
 
 def _found(
@@ -82,10 +82,12 @@ def test_the_keeper_makes_it_from_what_the_neighbours_sent() -> None:
     [
         pytest.param(_reports(_HOLDER, _has("c", _live(4, 6))), id="nobody has a copy"),
         pytest.param(_reports(_has("h", _live(0, 2), since=31), _KEEPER), id="one forgot a step"),
-        pytest.param(_reports(_has("h", _live(0, 2), epoch=2), _KEEPER), id="of another epoch"),
+        pytest.param(
+            _reports(_has("h", _live(0, 2), generation=2), _KEEPER), id="of another generation"
+        ),
         pytest.param(_reports(replace(_HOLDER, logged=None), _KEEPER), id="it has no log"),
         pytest.param(
-            _reports(_HOLDER, replace(_KEEPER, logged=ReplayWindow(EPOCH, 31))),
+            _reports(_HOLDER, replace(_KEEPER, logged=ReplayWindow(GENERATION, 31))),
             id="the keeper does not know what was ordered",
         ),
         pytest.param(_reports(_KEEPER), id="a neighbour is gone too"),
@@ -131,7 +133,7 @@ def test_what_an_accelerator_computed_is_made_by_one_of_its_kind() -> None:
     assert found.version == _v(COPIED)
 
 
-def test_an_epoch_s_first_version_will_do() -> None:
+def test_an_generation_s_first_version_will_do() -> None:
     keeper = _has("c", _live(4, 6), _copy(2, 4, _PRESENT.version), since=20)
     (found,) = _found(_reports(_has("h", _live(0, 2), since=20), keeper))
     assert found == replace(_EXPECTED, version=_PRESENT.version)
@@ -206,8 +208,8 @@ def test_it_travels() -> None:
     [
         {"stage": -1},
         {"end": _EXPECTED.first},
-        {"epoch": EPOCH + 1},
-        {"version": [NOW, EPOCH]},
+        {"generation": GENERATION + 1},
+        {"version": [NOW, GENERATION]},
         {"target": None},
     ],
 )

@@ -1,4 +1,4 @@
-"""When an epoch stands still."""
+"""When a generation stands still."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ def test_everything_travels() -> None:
     ("key", "value"),
     [
         ("device", 7),
-        ("epoch", -1),
+        ("generation", -1),
         ("holdings", [{"units": [0, 1]}]),
         ("holdings", [7] * 1025),
         ("linked", [7]),

@@ -47,25 +47,25 @@ def test_a_step_back_beyond_several_eras_leaves_the_first_of_them_shorter() -> N
     assert not lineage.is_valid(Version(101, 2))
 
 
-def test_an_epoch_that_does_not_rise_is_refused() -> None:
-    with pytest.raises(ProtocolError, match="epoch 3 cannot begin"):
+def test_an_generation_that_does_not_rise_is_refused() -> None:
+    with pytest.raises(ProtocolError, match="generation 3 cannot begin"):
         _BRANCHED.begun(3, Version(100, 3))
 
 
 def _walk(moves: list[tuple[int, int]]) -> tuple[Lineage, dict[int, Version], set[Version]]:
-    """A job that makes `advance` steps an epoch, then falls back by up to `back`.
+    """A job that makes `advance` steps a generation, then falls back by up to `back`.
 
     Returns the lineage, the true history by step, and every version that ever was.
     """
     history = {0: Version(0, 0)}
     ever = {Version(0, 0)}
     lineage, now = Lineage(), 0
-    for epoch, (back, advance) in enumerate(moves, 1):
+    for generation, (back, advance) in enumerate(moves, 1):
         now = max(0, now - back)
         history = {step: version for step, version in history.items() if step <= now}
-        lineage = lineage.begun(epoch, history[now])
+        lineage = lineage.begun(generation, history[now])
         for step in range(now + 1, now + advance + 1):
-            history[step] = Version(step, epoch)
+            history[step] = Version(step, generation)
         now += advance
         ever |= set(history.values())
     return lineage, history, ever
@@ -94,7 +94,9 @@ def test_pruning_changes_nothing_above_the_oldest_version(
 
 
 def test_pruning_bounds_the_number_of_eras() -> None:
-    lineage = Lineage(tuple(Era(epoch, epoch, epoch - 1) for epoch in range(1, 200)))
+    lineage = Lineage(
+        tuple(Era(generation, generation, generation - 1) for generation in range(1, 200))
+    )
     assert len(lineage.pruned(0).eras) == ERAS_LIMIT
 
 

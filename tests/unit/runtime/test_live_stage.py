@@ -29,7 +29,7 @@ from tests.support.twin_tensor import TwinTensor
 torch.set_num_threads(1)
 MICRO_BATCHES, MICRO_BATCH = 3, 4
 SAMPLES = MICRO_BATCHES * MICRO_BATCH
-EPOCH = 7
+GENERATION = 7
 
 
 class Net(nn.Module):
@@ -77,7 +77,7 @@ def make_live(
     stage = Stage(captured.description, 0, units, model, copy=copy, **options)
     optimizer = StageOptimizer(SGD(lr=0.1, momentum=0.9), stage.parameters())
     optimizer.load_state(slots, copy=False)
-    return LiveStage(stage, optimizer, Version(step, 0), EPOCH)
+    return LiveStage(stage, optimizer, Version(step, 0), GENERATION)
 
 
 def make_order(step: int = 0) -> RoundOrder:
@@ -131,7 +131,7 @@ def test_a_round_given_up_leaves_the_version_it_began_with(captured: Captured) -
     compute_round(live, micro_batches=2)
     assert not torch.equal(live.present()["model:table"], after_one["model:table"])
     assert_equal(live.named(), after_one)
-    assert live.version == Version(1, EPOCH)
+    assert live.version == Version(1, GENERATION)
     again = make_live(captured, live.named(), step=1)
     own = again.present()
     assert all(own[n].data_ptr() == t.data_ptr() for n, t in live.named().items()), "no copies"
@@ -146,10 +146,10 @@ def test_ready_has_both_the_version_before_and_the_one_after(captured: Captured)
     before = copies(live)
     compute_round(live)
     live.get_ready(make_order())
-    assert (live.version, live.ready) == (Version(0, 0), Version(1, EPOCH))
+    assert (live.version, live.ready) == (Version(0, 0), Version(1, GENERATION))
     assert_equal(live.named(), before)
     live.apply(None)
-    assert (live.version, live.ready) == (Version(1, EPOCH), None)
+    assert (live.version, live.ready) == (Version(1, GENERATION), None)
     after = live.named()
     assert after["model:table"][1].tolist() == [MICRO_BATCHES] * 3
     assert after["model:norm.num_batches_tracked"] == MICRO_BATCHES
@@ -246,13 +246,13 @@ def test_ahead_of_the_word_both_versions_are_there(captured: Captured, shared: b
         before, version = copies(live), live.version
         live.advance()
         plain.apply(None)
-        assert (live.version, live.ready) == (version, Version(step + 1, EPOCH))
+        assert (live.version, live.ready) == (version, Version(step + 1, GENERATION))
         assert_equal(live.named(), before)
         assert_equal(live.copied({}), plain.named())
         with pytest.raises(InternalError, match="not ready"):
             live.get_ready(make_order(step))
         live.apply(None)
-        assert (live.version, live.ready) == (Version(step + 1, EPOCH), None)
+        assert (live.version, live.ready) == (Version(step + 1, GENERATION), None)
         assert_equal(live.named(), plain.named())
 
 
@@ -263,14 +263,14 @@ def test_ahead_of_the_word_a_stage_whose_layers_are_all_frozen_has_nothing_to_ke
     captured = capture(whole, cross_entropy, (x[:MICRO_BATCH], y[:MICRO_BATCH]), evaluation=False)
     description, state = captured.description, captured.state()
     stage = Stage(description, 0, 1, state)
-    live = LiveStage(stage, StageOptimizer(SGD(lr=0.1), {}), Version(0, EPOCH), EPOCH)
+    live = LiveStage(stage, StageOptimizer(SGD(lr=0.1), {}), Version(0, GENERATION), GENERATION)
     before = copies(live)
     for step in range(2):
         live.save(MICRO_BATCHES)
         live.get_ready(make_order(step))
         live.advance()
         live.apply(None)
-    assert live.version == Version(2, EPOCH)
+    assert live.version == Version(2, GENERATION)
     assert_equal(live.named(), before)
 
 
@@ -319,7 +319,7 @@ def test_without_memory_for_what_was_before_nothing_changes(
     assert not live.is_ahead
     assert_equal(live.named(), before)
     live.apply(None)
-    assert live.version == Version(1, EPOCH)
+    assert live.version == Version(1, GENERATION)
 
 
 def test_an_update_that_fails_half_way_counts_for_nothing(
@@ -377,7 +377,7 @@ def test_copies_of_a_stage_on_an_accelerator_stay_as_they_are(
     device.prepare_thread()
     stage = Stage(captured.description, 0, units, captured.state(), device=device)
     optimizer = StageOptimizer(Adam(lr=0.1), stage.parameters(), device=device)
-    live = LiveStage(stage, optimizer, Version(0, 0), EPOCH)
+    live = LiveStage(stage, optimizer, Version(0, 0), GENERATION)
     seen: list[dict[str, Tensor]] = []
     for step in range(3):
         live.save(MICRO_BATCHES)

@@ -22,7 +22,7 @@ from p2ptrain.runtime.optimizer_step import OptimizerStep
 from p2ptrain.state.snapshot_store import SnapshotStore
 from tests.support.stored_tensors import discard, stored
 from tests.unit.runtime.test_live_stage import (
-    EPOCH,
+    GENERATION,
     assert_equal,
     captured,
     compute_round,
@@ -73,7 +73,7 @@ async def test_ready_when_done_is_said_and_not_before_it_counts(captured: Captur
     said = asyncio.Event()
 
     async def say_done() -> None:
-        assert kept.live.ready == Version(1, EPOCH)
+        assert kept.live.ready == Version(1, GENERATION)
         said.set()
 
     making = asyncio.create_task(kept.update.make(make_order(), say_done))
@@ -84,7 +84,7 @@ async def test_ready_when_done_is_said_and_not_before_it_counts(captured: Captur
     assert not settled.done()
     kept.update.commit(Commit(0, 0))
     await asyncio.gather(making, settled)
-    assert kept.live.version == Version(1, EPOCH)
+    assert kept.live.version == Version(1, GENERATION)
     with pytest.raises(ProtocolError, match="none is awaited"):
         kept.update.commit(Commit(0, 0))
 
@@ -94,7 +94,7 @@ async def test_a_copy_is_kept_where_the_order_says_so(captured: Captured) -> Non
     await kept.round(0)
     assert kept.store.holdings() == ()
     await kept.round(1, keep=True)
-    version = Version(2, EPOCH)
+    version = Version(2, GENERATION)
     assert kept.told == [(3, version, None)]
     assert kept.store.holdings() == (StateEntry(*kept.units, version, StateKind.KEPT),)
     copy = stored(kept.store, *kept.units, version)
@@ -116,13 +116,13 @@ async def test_the_third_copy_takes_the_memory_of_the_first(captured: Captured) 
 
     for step in range(2):
         await kept.round(step, keep=True)
-    first, second = places(Version(1, EPOCH)), places(Version(2, EPOCH))
+    first, second = places(Version(1, GENERATION)), places(Version(2, GENERATION))
     shared = {name for name, place in first.items() if place in second.values()}
     assert shared == {"model:constant"}, "what training never changes is there once"
-    discard(kept.store, StateKind.KEPT, but=[Version(2, EPOCH)])
+    discard(kept.store, StateKind.KEPT, but=[Version(2, GENERATION)])
     await kept.round(2, keep=True)
-    assert places(Version(3, EPOCH)) == first
-    assert places(Version(2, EPOCH)) == second
+    assert places(Version(3, GENERATION)) == first
+    assert places(Version(2, GENERATION)) == second
 
 
 async def test_a_device_that_is_not_asked_keeps_nothing(captured: Captured) -> None:
@@ -142,12 +142,12 @@ async def test_no_memory_for_a_copy_is_no_reason_to_stop(
 
     monkeypatch.setattr(kept.live, "copied", no_memory)
     await kept.round(0, keep=True)
-    assert kept.told == [(3, Version(1, EPOCH), "no memory")]
-    assert kept.live.version == Version(1, EPOCH)
+    assert kept.told == [(3, Version(1, GENERATION), "no memory")]
+    assert kept.live.version == Version(1, GENERATION)
     assert not kept.live.torn
     monkeypatch.undo()
     await kept.round(1, keep=True)
-    assert kept.told[-1] == (3, Version(2, EPOCH), None)
+    assert kept.told[-1] == (3, Version(2, GENERATION), None)
 
 
 async def test_a_failed_update_is_nothing_to_wait_for(
@@ -184,7 +184,7 @@ async def test_ahead_an_update_is_made_at_once_and_counts_when_it_is_told_to(
     captured: Captured,
 ) -> None:
     kept = Kept(captured, goes_ahead=True)
-    version = Version(1, EPOCH)
+    version = Version(1, GENERATION)
     async with counting(kept.update):
         compute_round(kept.live)
         await kept.update.make(replace(make_order(0), keep=True), said)
@@ -202,7 +202,7 @@ async def test_ahead_an_update_is_made_at_once_and_counts_when_it_is_told_to(
         await settled
         assert kept.told == [(3, version, None)]
         await early
-        assert kept.live.ready == Version(2, EPOCH)
+        assert kept.live.ready == Version(2, GENERATION)
         copy = stored(kept.store, *kept.units, version)
         assert copy is not None
         assert_equal(copy, after)
@@ -218,7 +218,7 @@ async def test_the_word_may_come_while_the_update_is_made(captured: Captured) ->
             await kept.round(step)
             await kept.update.settled()
             assert_equal(kept.live.named(), plain.live.named())
-    assert kept.live.version == Version(3, EPOCH)
+    assert kept.live.version == Version(3, GENERATION)
 
 
 async def test_who_stops_before_the_word_leaves_nobody_waiting(captured: Captured) -> None:
@@ -254,7 +254,7 @@ async def test_without_memory_to_go_ahead_a_stage_waits_for_the_word(
             kept.update.commit(Commit(0, step))
             await making
             monkeypatch.setattr(kept.live, "advance", pytest.fail)  # it does not ask again
-    assert kept.live.version == Version(2, EPOCH)
+    assert kept.live.version == Version(2, GENERATION)
 
 
 async def test_begun_before_all_sums_are_there_an_update_is_ready_when_they_are(
@@ -272,14 +272,14 @@ async def test_begun_before_all_sums_are_there_an_update_is_ready_when_they_are(
             kept.live.update_some(["head.weight"])
             assert_equal(kept.live.named(), before)
             await kept.update.end(order, said)
-            assert kept.live.ready == Version(step + 1, EPOCH)
+            assert kept.live.ready == Version(step + 1, GENERATION)
             assert_equal(kept.live.named(), before)
             assert_equal(kept.live.present(), plain.live.named())
             kept.update.commit(Commit(0, step))
             await kept.update.settled()
             assert_equal(kept.live.named(), plain.live.named())
-    assert kept.told == plain.told == [(3, Version(2, EPOCH), None)]
-    copies = [stored(one.store, *one.units, Version(2, EPOCH)) for one in (kept, plain)]
+    assert kept.told == plain.told == [(3, Version(2, GENERATION), None)]
+    copies = [stored(one.store, *one.units, Version(2, GENERATION)) for one in (kept, plain)]
     assert copies[0] is not None
     assert copies[1] is not None
     assert_equal(copies[0], copies[1])
@@ -296,7 +296,7 @@ async def test_the_next_update_is_begun_when_the_one_before_counts(captured: Cap
         assert not beginning.done()
         kept.update.commit(Commit(0, 0))
         assert await beginning
-        assert kept.live.version == Version(1, EPOCH)
+        assert kept.live.version == Version(1, GENERATION)
 
 
 async def test_who_stops_before_the_sums_are_there_has_not_made_it(captured: Captured) -> None:
@@ -355,4 +355,4 @@ async def test_without_memory_to_begin_it_waits_for_all_sums(
     assert not kept.live.is_ahead
     await kept.update.settled()
     await kept.update.make(make_order(0), kept.commit_at_once)
-    assert kept.live.version == Version(1, EPOCH)
+    assert kept.live.version == Version(1, GENERATION)

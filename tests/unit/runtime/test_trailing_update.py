@@ -18,7 +18,7 @@ from p2ptrain.runtime.live_stage import LiveStage
 from p2ptrain.runtime.optimizer_step import OverlappedUpdate
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
 from tests.unit.runtime.test_live_stage import (
-    EPOCH,
+    GENERATION,
     MICRO_BATCH,
     MICRO_BATCHES,
     assert_equal,
@@ -104,7 +104,7 @@ def test_the_same_bits_in_whatever_order_sums_come(
     assert_equal(trailing.live.named(), before)
     trailing.live.get_ready(trailing.order)
     trailing.live.apply(None)
-    assert trailing.live.version == Version(2, EPOCH)
+    assert trailing.live.version == Version(2, GENERATION)
     assert_equal(trailing.live.named(), plain.named())
 
 
@@ -136,7 +136,7 @@ def test_given_up_on_the_way_it_is_the_version_before(captured: Captured, there:
     trailing.arrived.give_up()
     with pytest.raises(SumsAbandoned):
         trailing.forward()
-    assert (trailing.live.version, trailing.live.ready) == (Version(1, EPOCH), None)
+    assert (trailing.live.version, trailing.live.ready) == (Version(1, GENERATION), None)
     assert not trailing.live.torn
     assert_equal(trailing.live.named(), before)
     again = make_live(captured, copies(trailing.live), step=1, shared=True)
@@ -150,7 +150,7 @@ def test_given_up_on_the_way_it_is_the_version_before(captured: Captured, there:
 def test_given_up_when_it_counts_already_it_is_made_to_its_end(
     captured: Captured, there: int
 ) -> None:
-    """All sums came, and the epoch ended before the forward had come past them."""
+    """All sums came, and the generation ended before the forward had come past them."""
     plain, _ = _plain(captured)
     trailing = Trailing(captured)
     for bucket in trailing.summed.buckets[::-1][:there]:

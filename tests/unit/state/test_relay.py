@@ -206,7 +206,7 @@ async def test_a_relay_with_another_manifest_is_refused() -> None:
             await group.read("b")
 
 
-async def test_relays_end_with_their_epoch() -> None:
+async def test_relays_end_with_their_generation() -> None:
     async with _Group() as group:
         await group.read("a")
         kept = group.states["a"].relays.get(KEY, 0, 1)

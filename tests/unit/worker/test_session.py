@@ -1,4 +1,4 @@
-"""What a device forgets of an epoch when the holder names the versions to keep."""
+"""What a device forgets of a generation when the holder names the versions to keep."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STABLE, LATER, EARLIER = Version(30, 1), Version(32, 1), Version(28, 1)
 
 
 def training(steps: int) -> tuple[WorkerSession, ReplayLog]:
-    """A device that has been told of so many rounds of an epoch."""
+    """A device that has been told of so many rounds of a generation."""
     log = ReplayLog(0)
     for step in range(steps):
         log.note_order(RoundOrder(Round(step, RoundMode.TRAIN, step, 16, 4)))

@@ -46,7 +46,7 @@ def test_an_epoch_never_repeats_a_sample(order: SampleOrder, epoch: int) -> None
     assert len(set(seen)) == len(seen) == order.steps_per_epoch * order.batch_size
 
 
-def test_the_last_incomplete_batch_is_dropped_and_the_next_epoch_shuffles_anew() -> None:
+def test_the_last_incomplete_batch_is_dropped_and_the_next_generation_shuffles_anew() -> None:
     order = SampleOrder(samples=10, batch_size=4, seed=0)
     assert order.position(2) == StepPosition(epoch=1, step_in_epoch=0)
     assert order.batch(0) != order.batch(2)

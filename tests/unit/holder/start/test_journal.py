@@ -78,7 +78,7 @@ def test_a_job_is_found_as_it_was_written_down(folder: StateFolder) -> None:
         book.committed(ReportedProgress(step, 0))
     found = found_in(folder)
     assert found == replace(
-        NEW, reported=ReportedProgress(3, 0), next_epoch=2, lineage=FIRST, in_force=IN_FORCE
+        NEW, reported=ReportedProgress(3, 0), next_generation=2, lineage=FIRST, in_force=IN_FORCE
     )
     assert found.noted.placed is not None
     assert found.noted.placed.devices == ("a", "b")
@@ -87,16 +87,16 @@ def test_a_job_is_found_as_it_was_written_down(folder: StateFolder) -> None:
 def test_other_releases_find_the_same_keys(folder: StateFolder) -> None:
     book = Journal(folder, NEW, print)
     said = {
-        "format": "p2ptrain.job/1",
+        "format": "p2ptrain.job/2",
         **{"job": "f00d-1", "fingerprint": "f00d", "weights": "abc", "first_step": 0},
-        **{"next_epoch": 65, "lineage": [], "assignment": None, "plan": None, "stable": None},
+        **{"next_generation": 65, "lineage": [], "assignment": None, "plan": None, "stable": None},
         "took_part": {},
     }
     put_down(book, Noted(65, Lineage(), None), None)
     assert json.dumps(folder.read_json(JOB_FILE)) == json.dumps(said)
     put_down(book, Noted(2, FIRST, None, Version(3, 1), (("a", 1), ("b", 2))), IN_FORCE)
     blob = base64.b64encode(PLACED.to_bytes()).decode()
-    said |= {"next_epoch": 2, "lineage": [[1, 0, 0]], "assignment": blob, "plan": PLAN}
+    said |= {"next_generation": 2, "lineage": [[1, 0, 0]], "assignment": blob, "plan": PLAN}
     said |= {"stable": [3, 1], "took_part": {"a": 1, "b": 2}}
     assert json.dumps(folder.read_json(JOB_FILE)) == json.dumps(said)
 
@@ -105,7 +105,7 @@ def test_before_the_first_plan_the_numbers_are_reserved(folder: StateFolder) -> 
     put_down(Journal(folder, NEW, lambda _: None), Noted(65, Lineage(), None), None)
     found = found_in(folder)
     assert found is not None
-    assert (found.next_epoch, found.in_force, found.noted.placed) == (65, None, None)
+    assert (found.next_generation, found.in_force, found.noted.placed) == (65, None, None)
 
 
 def test_a_job_that_is_over_leaves_the_word_that_it_is(folder: StateFolder) -> None:
@@ -174,7 +174,7 @@ def test_a_plan_that_this_version_does_not_know_is_no_journal(
 def test_a_disk_that_fails_is_told_once_and_an_old_journal_does_not_stay(
     folder: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its epoch numbers would be used again."""
+    """Its generation numbers would be used again."""
 
     def full(name: str, value: object) -> None:
         raise UserError("job.json cannot be written: No space left on device")
@@ -208,7 +208,7 @@ def test_a_step_that_cannot_be_written_ends_the_journal(
     assert found_in(folder) is None
 
 
-@pytest.mark.parametrize("begins", [True, False], ids=["an epoch begins", "it is tried again"])
+@pytest.mark.parametrize("begins", [True, False], ids=["a generation begins", "it is tried again"])
 async def test_a_disk_that_takes_it_again_has_the_whole_journal(
     folder: StateFolder, monkeypatch: pytest.MonkeyPatch, begins: bool
 ) -> None:
@@ -241,7 +241,7 @@ async def test_a_disk_that_takes_it_again_has_the_whole_journal(
     syncing.cancel()
     found = found_in(folder)
     assert found is not None
-    assert found.next_epoch == (130 if begins else 66)
+    assert found.next_generation == (130 if begins else 66)
     assert found.reported == ReportedProgress(8, 0)
     assert len(warnings) == 2
     assert "Read-only file system" in warnings[0]
@@ -270,7 +270,7 @@ async def test_what_is_stable_is_written_with_the_next_sync(
     assert found.reported == ReportedProgress(41, 0)
 
 
-async def test_a_late_word_does_not_undo_a_newer_epoch(folder: StateFolder) -> None:
+async def test_a_late_word_does_not_undo_a_newer_generation(folder: StateFolder) -> None:
     book = await asyncio.to_thread(begun, folder)
     book.stable(Version(40, 1))
     late = book._late
@@ -279,4 +279,4 @@ async def test_a_late_word_does_not_undo_a_newer_epoch(folder: StateFolder) -> N
     book._sync(late)
     found = found_in(folder)
     assert found is not None
-    assert found.next_epoch == 66
+    assert found.next_generation == 66

@@ -10,7 +10,7 @@ from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
 from p2ptrain.recovery.cores.liveness import MAX_FRUITLESS
 from p2ptrain.recovery.cores.retry_policy import EARLY_STEPS, MAX_SPOILED, RETRY_SECONDS
 from p2ptrain.recovery.generation_request import (
-    EPOCHS_A_REQUEST,
+    GENERATIONS_PER_REQUEST,
     ReconfigureFailure,
     ReconfigureReason,
 )
@@ -22,9 +22,9 @@ _FIRST = Version(0, 0)
 _CHOICE = VersionChoice(_FIRST, (("h",),) * 4, 0, "")
 
 
-def _placed(epoch: int, *devices: str) -> Placement:
+def _placed(generation: int, *devices: str) -> Placement:
     stages = (PlacedStage(0, 2, ("h",)), PlacedStage(2, 4, devices))
-    return Placement(epoch, "h", _FIRST, Lineage(), stages)
+    return Placement(generation, "h", _FIRST, Lineage(), stages)
 
 
 def _feed(
@@ -52,13 +52,13 @@ def test_the_journal_comes_before_the_beginning() -> None:
     _feed(core, holder_events.MemberAppeared("a"))
     reserved, ask = core.start(0.0)
     assert isinstance(reserved, holder_instructions.WriteJournal)
-    assert reserved.next_epoch == 1 + EPOCHS_A_REQUEST
+    assert reserved.next_generation == 1 + GENERATIONS_PER_REQUEST
     assert isinstance(ask, holder_instructions.AskCoordinator)
     journal, begin = _feed(
         core, holder_events.GenerationReady(core.number, _placed(7, "a"), _CHOICE)
     )
     assert isinstance(journal, holder_instructions.WriteJournal)
-    assert (journal.next_epoch, journal.placed) == (8, _placed(7, "a"))
+    assert (journal.next_generation, journal.placed) == (8, _placed(7, "a"))
     assert journal.lineage.is_valid(Version(1, 7))
     assert isinstance(begin, holder_instructions.BeginGeneration)
     assert begin.reason is ReconfigureReason.START
@@ -156,7 +156,7 @@ def test_answers_of_requests_given_up_are_not_taken() -> None:
     assert _feed(core, ReconfigureFailure(old, "b does not answer", again=True)) == []
     asked = _ask_of(core.tick(core.next_wakeup))
     assert asked.ask.number > old
-    assert asked.ask.epoch >= old + EPOCHS_A_REQUEST
+    assert asked.ask.generation >= old + GENERATIONS_PER_REQUEST
     assert _feed(core, holder_events.GenerationReady(old, _placed(old, "b"), _CHOICE)) == []
     assert core.phase is HolderPhase.ASKING
 
@@ -269,7 +269,7 @@ def test_state_that_is_gone_for_certain_ends_the_job() -> None:
     assert _feed(core, holder_events.MemberAppeared("a")) == []
 
 
-def test_a_leaver_goes_once_an_epoch_without_it_is_in_force() -> None:
+def test_a_leaver_goes_once_an_generation_without_it_is_in_force() -> None:
     core = _training("a")
     assert _feed(core, holder_events.ChangeWanted(ReconfigureReason.LEAVE, "a")) == [
         holder_instructions.DrainRounds()
@@ -341,7 +341,7 @@ def test_a_holder_started_again_believes_nothing_lost_that_it_has_not_seen() -> 
     assert core.start(10.0) == []
     _feed(core, holder_events.MemberAppeared("a"), now=10.1)
     ask = _ask_of(core.tick(13.0)).ask
-    assert (ask.epoch, ask.past.silent, ask.past.reported) == (90, {"b"}, 5)
+    assert (ask.generation, ask.past.silent, ask.past.reported) == (90, {"b"}, 5)
 
 
 def test_what_the_others_have_was_told_though_a_power_cut_has_lost_that() -> None:
@@ -367,7 +367,7 @@ def test_numbers_of_a_first_plan_that_never_came_are_not_used_again() -> None:
     )
     _feed(core, holder_events.MemberAppeared("a"))
     ask = _ask_of(core.start(10.0)).ask
-    assert (ask.epoch, ask.reason) == (65, ReconfigureReason.START)
+    assert (ask.generation, ask.reason) == (65, ReconfigureReason.START)
 
 
 def test_it_starts_as_soon_as_all_are_back() -> None:
@@ -469,7 +469,7 @@ def test_a_leaver_without_whom_no_plan_fits_hears_so_and_all_goes_on_with_it() -
 
 
 def _begins(core: HolderCore, first: int, *devices: str, step: int = 0) -> None:
-    """Another epoch, whose last stage has units [first, 4)."""
+    """Another generation, whose last stage has units [first, 4)."""
     stages = (PlacedStage(0, first, ("h",)), PlacedStage(first, 4, devices))
     version = Version(step, 0)
     placed = Placement(core.number, "h", version, Lineage(), stages)

@@ -41,10 +41,10 @@ def _core(
 
 
 def _in(
-    device: str, *holdings: StateEntry, epoch: int = 10, linked: str = "hab"
+    device: str, *holdings: StateEntry, generation: int = 10, linked: str = "hab"
 ) -> reconfigure_events.StateReported:
     return reconfigure_events.StateReported(
-        epoch, StateReport(device, 0, holdings, frozenset(linked))
+        generation, StateReport(device, 0, holdings, frozenset(linked))
     )
 
 
@@ -74,10 +74,10 @@ def test_the_way_to_an_answer() -> None:
     first, second = _feed(core, reconfigure_events.PlanMade(10, _STAGES))
     assert isinstance(first, reconfigure_events.PrepareDevice)
     assert isinstance(second, reconfigure_events.PrepareDevice)
-    assert (first.placed.epoch, first.placed.version) == (10, Version(5, 1))
+    assert (first.placed.generation, first.placed.version) == (10, Version(5, 1))
     assert _feed(core, reconfigure_events.DeviceReady(10, "h")) == []
     [answer] = _feed(core, reconfigure_events.DeviceReady(10, "a"))
-    assert isinstance(answer, reconfigure_events.EpochReady)
+    assert isinstance(answer, reconfigure_events.ReconfigurationReady)
     assert core.over
 
 
@@ -186,7 +186,9 @@ def test_a_device_short_of_memory_is_planned_for_with_less() -> None:
         reconfigure_events.DeviceReady(10, "a", PrepareFailed(10, "too little", memory_bytes=7)),
     )
     live = (_live(0, 2, 5), _live(2, 4, 5))
-    [plan] = _feed(core, _in("h", *live, epoch=11), _in("a", epoch=11), _in("b", epoch=11))
+    [plan] = _feed(
+        core, _in("h", *live, generation=11), _in("a", generation=11), _in("b", generation=11)
+    )
     assert isinstance(plan, reconfigure_events.MakePlan)
     assert plan.lowered == {"a": 7}
     assert plan.present is None
@@ -217,13 +219,16 @@ def test_an_error_that_stays_ends_the_attempts(is_link: bool) -> None:
     core = _core()
     core.start()
     out: list[reconfigure_events.ChangeInstruction] = []
-    for epoch in range(10, 10 + ATTEMPTS_LIMIT + 1):
-        stock = (_in("h", _live(0, 4, 5), epoch=epoch), _in("a", epoch=epoch))
+    for generation in range(10, 10 + ATTEMPTS_LIMIT + 1):
+        stock = (_in("h", _live(0, 4, 5), generation=generation), _in("a", generation=generation))
         out = _feed(
-            core, *stock, _in("b", epoch=epoch), reconfigure_events.PlanMade(epoch, _STAGES)
+            core,
+            *stock,
+            _in("b", generation=generation),
+            reconfigure_events.PlanMade(generation, _STAGES),
         )
-        failed = PrepareFailed(epoch, "no such operator", is_link=is_link)
-        out = _feed(core, reconfigure_events.DeviceReady(epoch, "a", failed))
+        failed = PrepareFailed(generation, "no such operator", is_link=is_link)
+        out = _feed(core, reconfigure_events.DeviceReady(generation, "a", failed))
     [refusal] = out
     assert isinstance(refusal, ReconfigureFailure)
     assert "no such operator" in refusal.reason
@@ -245,7 +250,7 @@ def _copies(first: int, end: int, version: Version) -> tuple[StateEntry, ...]:
         (Version(4, 7), "", True),  # of another history
     ],
 )
-def test_what_an_epoch_begins_with_is_kept_unless_something_is_already(
+def test_what_an_generation_begins_with_is_kept_unless_something_is_already(
     stable: Version | None, lost: str, keeps: bool
 ) -> None:
     core = _core(stable=stable)
@@ -274,10 +279,10 @@ def test_the_first_weights_are_not_kept_the_holder_has_them() -> None:
     assert not prepare.placed.keeps
 
 
-def _whole(epoch: int) -> reconfigure_events.StateReported:
+def _whole(generation: int) -> reconfigure_events.StateReported:
     """The holder, after it has gathered units 2 and 3."""
     parts = (_live(0, 2, 5), StateEntry(2, 4, Version(5, 1), StateKind.FETCHED))
-    return _in("h", *parts, epoch=epoch, linked="hb")
+    return _in("h", *parts, generation=generation, linked="hb")
 
 
 def test_where_all_is_gathered_first_everything_comes_from_the_device_with_the_data() -> None:
@@ -286,13 +291,13 @@ def test_where_all_is_gathered_first_everything_comes_from_the_device_with_the_d
     kept = StateEntry(2, 4, Version(5, 1), StateKind.REPLICA)
     [gather] = _feed(core, _in("h", _live(0, 2, 5), linked="hb"), _in("b", kept, linked="hb"))
     assert isinstance(gather, reconfigure_events.GatherUnits)
-    assert (gather.device, gather.placed.epoch) == ("h", 10)
+    assert (gather.device, gather.placed.generation) == ("h", 10)
     assert gather.placed.stages == (PlacedStage(0, 4, ("h",)),)
     assert [(f.first, f.end, f.peer) for f in gather.fetches] == [(0, 2, "h"), (2, 4, "b")]
     assert _feed(core, reconfigure_events.DeviceReady(10, "h")) == [
         reconfigure_events.AskStateReport(device, 11) for device in "bh"
     ]
-    [plan] = _feed(core, _whole(11), _in("b", kept, epoch=11, linked="hb"))
+    [plan] = _feed(core, _whole(11), _in("b", kept, generation=11, linked="hb"))
     assert isinstance(plan, reconfigure_events.MakePlan)
     assert plan.choice.places == (("h",),) * 4
     stages = (PlacedStage(0, 2, ("h",)), PlacedStage(2, 4, ("b",)))
@@ -314,8 +319,8 @@ def test_what_could_not_be_gathered_is_looked_for_again() -> None:
     assert asked == [reconfigure_events.AskStateReport(device, 11) for device in "bh"]
     [again] = _feed(
         core,
-        _in("h", _live(0, 2, 5), epoch=11, linked="hb"),
-        _in("b", kept, epoch=11, linked="hb"),
+        _in("h", _live(0, 2, 5), generation=11, linked="hb"),
+        _in("b", kept, generation=11, linked="hb"),
     )
     assert isinstance(again, reconfigure_events.GatherUnits)
 
@@ -329,17 +334,21 @@ def test_nothing_is_gathered_while_every_device_of_the_plan_is_here() -> None:
 
 
 def _spoil(
-    core: ChangeCore, epoch: int, trouble: PrepareFailed
+    core: ChangeCore, generation: int, trouble: PrepareFailed
 ) -> reconfigure_events.ChangeInstruction:
     """One attempt that ends by that; what is said then, the plan asked for included."""
-    stock = (_in("h", epoch=epoch), _in("a", epoch=epoch), _in("b", epoch=epoch))
+    stock = (
+        _in("h", generation=generation),
+        _in("a", generation=generation),
+        _in("b", generation=generation),
+    )
     [plan] = _feed(core, *stock)
     if not isinstance(plan, reconfigure_events.MakePlan):
         return plan
     _feed(
         core,
-        reconfigure_events.PlanMade(epoch, _STAGES),
-        reconfigure_events.DeviceReady(epoch, "a", trouble),
+        reconfigure_events.PlanMade(generation, _STAGES),
+        reconfigure_events.DeviceReady(generation, "a", trouble),
     )
     return plan
 
@@ -356,8 +365,8 @@ def _with_copies(*steps: int) -> ChangeCore:
 
 def test_a_whole_copy_that_cannot_be_read_gives_way_to_the_next_best() -> None:
     core, steps = _with_copies(8, 6), []
-    for epoch in range(10, 10 + 3 * COPY_TRIES):
-        plan = _spoil(core, epoch, PrepareFailed(epoch, "damaged", source="h"))
+    for generation in range(10, 10 + 3 * COPY_TRIES):
+        plan = _spoil(core, generation, PrepareFailed(generation, "damaged", source="h"))
         assert isinstance(plan, reconfigure_events.MakePlan)
         steps.append(plan.choice.version.step)
     assert steps == [8] * COPY_TRIES + [6] * COPY_TRIES + [0] * COPY_TRIES
@@ -365,8 +374,8 @@ def test_a_whole_copy_that_cannot_be_read_gives_way_to_the_next_best() -> None:
 
 def test_the_last_whole_copy_is_not_given_up_for_a_link_that_breaks() -> None:
     core = _with_copies()
-    for epoch in range(10, 10 + ATTEMPTS_LIMIT):
-        plan = _spoil(core, epoch, PrepareFailed(epoch, "the link broke", source="h"))
+    for generation in range(10, 10 + ATTEMPTS_LIMIT):
+        plan = _spoil(core, generation, PrepareFailed(generation, "the link broke", source="h"))
         assert isinstance(plan, reconfigure_events.MakePlan)
         assert plan.choice.version == Version(0, 0)
 
@@ -384,10 +393,20 @@ def test_what_spoiled_every_preparation_is_said_and_whether_it_may_pass(
 ) -> None:
     core, out = _core(), []
     core.start()
-    for epoch in range(10, 10 + ATTEMPTS_LIMIT + 1):
-        stock = (_in("h", _live(0, 4, 5), epoch=epoch), _in("a", epoch=epoch))
-        _feed(core, *stock, _in("b", epoch=epoch), reconfigure_events.PlanMade(epoch, _STAGES))
-        out = _feed(core, reconfigure_events.DeviceReady(epoch, "a", replace(trouble, epoch=epoch)))
+    for generation in range(10, 10 + ATTEMPTS_LIMIT + 1):
+        stock = (_in("h", _live(0, 4, 5), generation=generation), _in("a", generation=generation))
+        _feed(
+            core,
+            *stock,
+            _in("b", generation=generation),
+            reconfigure_events.PlanMade(generation, _STAGES),
+        )
+        out = _feed(
+            core,
+            reconfigure_events.DeviceReady(
+                generation, "a", replace(trouble, generation=generation)
+            ),
+        )
     [refusal] = out
     assert isinstance(refusal, ReconfigureFailure)
     assert refusal.reason.endswith(trouble.reason)

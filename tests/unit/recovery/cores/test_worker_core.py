@@ -17,13 +17,13 @@ from p2ptrain.recovery.version import Lineage, Version
 _FIRST = Version(0, 0)
 
 
-def _placed(epoch: int, version: Version = _FIRST, *devices: str) -> Placement:
+def _placed(generation: int, version: Version = _FIRST, *devices: str) -> Placement:
     stages = (PlacedStage(0, 2, ("h",), "b"), PlacedStage(2, 4, (*devices, "b"), "h"))
-    return Placement(epoch, "h", version, Lineage(), stages, keeps=True)
+    return Placement(generation, "h", version, Lineage(), stages, keeps=True)
 
 
-def _ask(epoch: int, *, peer: str = "h", apply: Version | None = None) -> object:
-    return worker_events.StateReportAsked(epoch, peer, epoch, apply)
+def _ask(generation: int, *, peer: str = "h", apply: Version | None = None) -> object:
+    return worker_events.StateReportAsked(generation, peer, generation, apply)
 
 
 def _feed(core: WorkerCore, *events: object) -> list[worker_instructions.DeviceInstruction]:
@@ -33,25 +33,27 @@ def _feed(core: WorkerCore, *events: object) -> list[worker_instructions.DeviceI
     return out
 
 
-def _running(epoch: int = 3) -> WorkerCore:
+def _running(generation: int = 3) -> WorkerCore:
     core = WorkerCore("b")
     fetch = (Fetch(2, 4, "h"),)
     _feed(
         core,
-        _ask(epoch),
-        worker_events.PrepareAsked(1, "h", _placed(epoch), fetch),
-        worker_events.PartFetched(epoch, 2, 4, _FIRST),
-        worker_events.Fetched(epoch),
-        worker_events.Built(epoch),
-        worker_events.BeginReceived("h", epoch),
+        _ask(generation),
+        worker_events.PrepareAsked(1, "h", _placed(generation), fetch),
+        worker_events.PartFetched(generation, 2, 4, _FIRST),
+        worker_events.Fetched(generation),
+        worker_events.Built(generation),
+        worker_events.BeginReceived("h", generation),
     )
     assert core.phase is WorkerPhase.RUNNING
     return core
 
 
-def _live(step: int, *, ready: bool = False, epoch: int = 3) -> StateEntry:
-    version = Version(step, epoch) if step else _FIRST
-    return StateEntry(2, 4, version, StateKind.LIVE, Version(step + 1, epoch) if ready else None)
+def _live(step: int, *, ready: bool = False, generation: int = 3) -> StateEntry:
+    version = Version(step, generation) if step else _FIRST
+    return StateEntry(
+        2, 4, version, StateKind.LIVE, Version(step + 1, generation) if ready else None
+    )
 
 
 def test_from_nothing_to_training() -> None:
@@ -70,7 +72,7 @@ def test_from_nothing_to_training() -> None:
     assert copy == worker_instructions.TakeSnapshot(3, _FIRST)
 
 
-def test_a_part_that_was_given_up_is_said_when_its_epoch_begins() -> None:
+def test_a_part_that_was_given_up_is_said_when_its_generation_begins() -> None:
     """The holder was away for a moment only here, and has accepted what this device dropped."""
     core = _running()
     _feed(core, _ask(4), worker_events.GenerationStopped((_live(2),)))
@@ -96,7 +98,7 @@ def test_fifty_commands_of_another_device_are_refused_however_new() -> None:
     assert core.refused == 50
 
 
-def test_nobody_stops_the_epoch_that_runs_but_for_a_newer_one() -> None:
+def test_nobody_stops_the_generation_that_runs_but_for_a_newer_one() -> None:
     core = _running(3)
     [refusal] = _feed(core, _ask(3))
     assert isinstance(refusal, worker_instructions.RefuseCommand)
@@ -117,7 +119,7 @@ def test_a_commit_is_applied_once_and_only_when_ready() -> None:
     assert core.holdings == (_live(1),)
 
 
-def test_commands_of_another_holder_or_epoch_change_nothing() -> None:
+def test_commands_of_another_holder_or_generation_change_nothing() -> None:
     core = _running()
     _feed(core, worker_events.GradientsReady(3, 2, 0))
     stale = [
@@ -179,7 +181,7 @@ def test_what_is_torn_is_never_offered() -> None:
     assert answer.holdings == ()
 
 
-def test_an_epoch_without_this_device_frees_what_it_trained_but_not_its_copies() -> None:
+def test_an_generation_without_this_device_frees_what_it_trained_but_not_its_copies() -> None:
     core = _running()
     copy = StateEntry(2, 4, _FIRST, StateKind.KEPT)
     _feed(
@@ -285,7 +287,7 @@ def test_a_device_that_keeps_nothing_waits_for_nobody() -> None:
     assert core.phase is WorkerPhase.IDLE
 
 
-def test_an_epoch_that_began_without_it_ends_a_device_s_wait() -> None:
+def test_an_generation_that_began_without_it_ends_a_device_s_wait() -> None:
     core = _parked()
     [drop] = _feed(core, worker_events.BeginReceived("h", 9))
     assert isinstance(drop, worker_instructions.DropState)
@@ -297,7 +299,7 @@ def test_the_end_of_the_job_frees_all(state: worker_events.HolderState) -> None:
     core = _running()
     assert _feed(core, worker_events.HolderChanged(state)) == [worker_instructions.ReleaseJob()]
     assert core.holdings == ()
-    assert core.epoch == 3
+    assert core.generation == 3
     assert _feed(_parked(), worker_events.HolderChanged(worker_events.HolderState.ENDED)) == [
         worker_instructions.ReleaseJob()
     ]
@@ -392,7 +394,7 @@ def test_who_copies_for_itself_alone_says_so() -> None:
     assert _feed(core, _kept(new)) == [worker_instructions.ReportSnapshot("h", 3, 2, 4, new)]
 
 
-def test_a_copy_that_failed_is_told_while_its_epoch_runs() -> None:
+def test_a_copy_that_failed_is_told_while_its_generation_runs() -> None:
     core = _running()
     new = Version(4, 3)
     told = worker_instructions.ReportSnapshot("h", 3, 0, 2, new, "no memory")
@@ -426,7 +428,7 @@ def test_only_who_trains_or_is_about_to_reads_copies_for_others() -> None:
         worker_events.BeginReceived("h", 5),
         worker_events.BeginReceived("h", 6),
     )
-    assert _feed(core, early) == []  # an epoch without it has begun
+    assert _feed(core, early) == []  # a generation without it has begun
 
 
 def test_a_copy_that_is_ready_after_the_end_of_the_job_is_not_kept() -> None:
@@ -457,7 +459,7 @@ def test_a_lost_stage_is_made_before_the_answer() -> None:
     [answer] = _feed(core, worker_events.RebuildDone(4, _LOST, is_here=True))
     made = StateEntry(0, 2, Version(5, 3), StateKind.FETCHED)
     assert answer == worker_instructions.AnswerStateReport(4, "h", 4, (_live(5), made))
-    # it stays for the epoch that begins with it
+    # it stays for the generation that begins with it
     [fetch] = _feed(core, worker_events.PrepareAsked(9, "h", _placed(4, Version(5, 3)), ()))
     assert isinstance(fetch, worker_instructions.FetchParts)
 

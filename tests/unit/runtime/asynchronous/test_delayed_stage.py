@@ -17,7 +17,7 @@ from p2ptrain.recovery.version import Version
 from tests.support import delayed_reference
 from tests.support.delayed_pipelines import (
     BATCH,
-    EPOCH,
+    GENERATION,
     LAGS,
     OPTIMIZER,
     Cut,
@@ -123,7 +123,7 @@ def test_an_update_under_way_is_not_torn(monkeypatch: pytest.MonkeyPatch) -> Non
     with pytest.raises(ZeroDivisionError):
         pipeline.train(1, first=2)
     assert stage.torn
-    assert stage.version == Version(2, EPOCH), "what a failed update leaves counts for nothing"
+    assert stage.version == Version(2, GENERATION), "what a failed update leaves counts for nothing"
 
 
 def test_a_cut_holds_nothing_of_later_mini_batches() -> None:
@@ -136,12 +136,12 @@ def test_a_cut_holds_nothing_of_later_mini_batches() -> None:
 
         def updated(*what: Any, p: int = p, update: Callable[..., None] = update) -> None:
             update(*what)
-            if pipeline.stages[p].version == Version(cut, EPOCH):
+            if pipeline.stages[p].version == Version(cut, GENERATION):
                 copies[p] = pipeline.stages[p].copied({})
 
         stage.update = updated  # type: ignore[method-assign]
     pipeline.train(steps)
-    again = Pipeline.of(3, AsyncOptions(), Cut(Version(cut, EPOCH), copies))
+    again = Pipeline.of(3, AsyncOptions(), Cut(Version(cut, GENERATION), copies))
     losses = again.train(steps - cut, first=cut)
     wanted = by_formula(again, AsyncOptions(), steps, empty={cut: again.names()})
     assert losses == wanted.losses[cut:]

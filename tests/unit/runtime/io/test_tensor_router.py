@@ -57,7 +57,7 @@ async def test_what_a_line_does_not_carry_is_told_to_whoever_waits_for_it(
 
 
 async def test_no_memory_is_taken_for_what_nobody_wants_any_more() -> None:
-    """Any member may send it, of an epoch that never was; it says itself how large it is."""
+    """Any member may send it, of a generation that never was; it says itself how large it is."""
     async with MemoryHousehold(["a", "b"]) as mesh:
         a, b = mesh["a"].self_id, mesh["b"].self_id
         there, here = TensorRouter(mesh["a"]), TensorRouter(mesh["b"])

@@ -1,4 +1,4 @@
-"""The holder's way from epoch to epoch: what waits for the disk."""
+"""The holder's way from generation to generation: what waits for the disk."""
 
 from __future__ import annotations
 
