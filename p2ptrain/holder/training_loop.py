@@ -619,7 +619,7 @@ class AsyncTrainingLoop(TrainingLoop):
 
         Without orders the stages stand still: to end a mini-batch they must know what comes,
         as many as there are stages after it. So of those that must be written too close to each
-        other, such as the borders of very short epocepochhs, the first one is.
+        other, such as the borders of very short epochs, the first one is.
         """
         due = checkpointer.due
         depth = orders_under_way(self._generation.assignment.depths)
