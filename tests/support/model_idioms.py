@@ -42,7 +42,8 @@ class Packed(nn.Module):
         self.words = nn.Embedding(12, WIDE)
         self.inner = nn.Linear(WIDE, WIDE)
         self.layer = kind(WIDE, 6, batch_first=batch_first, **more)
-        self.out = nn.Linear(12 if more.get("bidirectional") else 6, WIDE)
+        made = more.get("proj_size", 6) * (2 if more.get("bidirectional") else 1)
+        self.out = nn.Linear(made, WIDE)
         self.ends, self.batch_first, self.ordered = ends, batch_first, ordered
 
     def forward(self, words: Tensor, lengths: Tensor) -> Any:
@@ -275,6 +276,25 @@ def _cast(x: Tensor) -> Tensor:
     return z * 0.1 + functional.softmax(y @ x, dim=1)
 
 
+class CastInside(nn.Module):
+    """Operators that autocast casts the insides of, and a recurrent layer that it is kept from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.matrix = nn.Linear(WIDE, WIDE), nn.Parameter(torch.randn(WIDE, WIDE) / 4)
+        self.cell = nn.GRUCell(WIDE, WIDE)
+        self.layer = nn.LSTM(WIDE, 6, num_layers=2, bidirectional=True, proj_size=4)
+
+    @torch.autocast("cpu", dtype=torch.bfloat16)
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x)).float()
+        x = torch.einsum("bij,jk->bik", x, self.matrix) + torch.inner(x, self.matrix)
+        square = torch.linalg.matrix_power(self.matrix, 2)
+        state = self.cell(x[:, 0].float()) + torch.tensordot(x[:, 1], square, 1)
+        with torch.autocast("cpu", enabled=False):
+            return self.layer(x.float().transpose(0, 1))[0][-1] + state
+
+
 def _mapped(x: Tensor) -> Tensor:
     """Over samples, and over the steps of each, which are cast."""
 
@@ -346,6 +366,8 @@ _MODELS: dict[str, Callable[[], nn.Module]] = {
     "derived": Derived,
     "adapting": Adapting,
     "drawing": Drawing,
+    "cast_inside": CastInside,
+    "packed_projected": lambda: Packed(nn.LSTM, "mean", True, True, proj_size=3),
     "packed_lstm": lambda: Packed(nn.LSTM, "state", True, False),
     "packed_gru": lambda: Packed(nn.GRU, "last", True, False),
     "packed_rnn": lambda: Packed(nn.RNN, "mean", True, True),

@@ -16,7 +16,7 @@ from torch import Tensor
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.graph.checked_operators import MAX_BINS, refuse_no_heads
 from p2ptrain.model.graph.custom_operators import GROUPED_MM, traced_shape
-from p2ptrain.model.graph.packed_sequences import full_length
+from p2ptrain.model.graph.packed_sequences import full_length, weight_count
 
 _META = torch.device("meta")
 
@@ -69,18 +69,18 @@ def _recurrent(gates: int, states: int, packed: bool) -> Callable[..., tuple[Ten
     def compute(work: Charge, x: Tensor, *args: Any) -> tuple[Tensor, ...]:
         hx, params = args[1:3] if packed else args[:2]
         biases, layers, _, _, both, *rest = args[3 if packed else 2 :]
-        state = hx[0] if states == 2 else hx
+        given = [*hx] if states == 2 else [hx]
         directions = 2 if both else 1
-        if layers < 1 or len(params) != layers * directions * (4 if biases else 2):
+        if layers < 1 or len(params) != weight_count(hx, layers, biases, both):
             raise ValueError("a recurrent layer has other weights than it has layers")
         steps = x.shape[0] if packed or not (rest and rest[0]) else x.shape[1]
         rows = max(math.prod(x.shape[:-1]), steps)
         work(2.0 * rows * sum(p.numel() for p in params) + 1000.0 * steps * layers * directions)
-        kept = bound(layers * directions, rows, 2 * gates, state.shape[-1], like=x)
-        out = x.new_empty((*x.shape[:-1], state.shape[-1] * directions))
+        kept = bound(layers * directions, rows, 2 * gates, given[-1].shape[-1], like=x)
+        out = x.new_empty((*x.shape[:-1], given[0].shape[-1] * directions))
         if x.is_floating_point():
             out = out + (kept * params[0].sum()).sum() * x.sum()
-        return out, *(torch.empty_like(s) for s in (hx if states == 2 else [hx]))
+        return out, *map(torch.empty_like, given)
 
     return compute
 

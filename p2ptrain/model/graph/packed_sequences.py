@@ -285,27 +285,36 @@ def checked_recurrent(name: str, gates: int, states: int, packed: bool) -> Calla
         hx, params = args[1:3] if packed else args[:2]
         biases, layers, _, _, both, *_ = args[3 if packed else 2 :]
         given = [*hx] if states > 1 else [hx]
-        directions, each = 2 if both else 1, 4 if biases else 2
         same = {x.dtype, *(s.dtype for s in given), *(p.dtype for p in params)}
         fits = len(given) == states and len(same) == 1 and x.is_floating_point()
         fits = fits and x.dim() == (2 if packed else 3) and all(s.dim() == 3 for s in given)
-        if not fits or layers < 1 or len(params) != layers * directions * each:
+        if not fits or layers < 1 or len(params) != weight_count(hx, layers, biases, both):
             raise IndexError("a recurrent layer gets other weights than it has layers")
-        size = given[0].shape[2]
+        directions, out, size = 2 if both else 1, given[0].shape[2], given[-1].shape[2]
+        each = len(params) // (layers * directions)
         for place, weight in enumerate(params):
             layer, kind = place // (directions * each), place % each
-            width = (x.shape[-1] if layer == 0 else size * directions) if kind == 0 else size
+            width = (x.shape[-1] if layer == 0 else out * directions) if kind == 0 else out
             wanted = (gates * size, width) if kind < 2 else (gates * size,)
+            if out != size and kind == each - 1:
+                wanted = (out, size)
             if tuple(weight.shape) != wanted:
                 raise IndexError("a weight of a recurrent layer has another shape")
         batch = given[0].shape[1] if packed else x.shape[0 if args[-1] else 1]
-        if any(tuple(s.shape) != (layers * directions, batch, size) for s in given):
+        shapes = [(layers * directions, batch, width) for width in (out, size)]
+        if any(tuple(s.shape) != shape for s, shape in zip(given, shapes, strict=False)):
             raise IndexError("a state of a recurrent layer has another shape")
-        if not all((size, batch, *x.shape)):
+        if not all((out, size, batch, *x.shape)):
             raise IndexError("a recurrent layer has nothing to compute with")
         return computes(x, *args)
 
     return checked
+
+
+def weight_count(hx: Any, layers: int, biases: bool, both: bool) -> int:
+    """Of a recurrent layer; one whose two states differ in size (`proj_size`) has one more each."""
+    projected = not isinstance(hx, Tensor) and len({s.shape[-1] for s in hx}) > 1
+    return layers * (2 if both else 1) * ((4 if biases else 2) + projected)
 
 
 def _of_its_states(name: str, states: int) -> Callable[..., Any]:

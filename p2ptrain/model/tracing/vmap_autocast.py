@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import _ops
@@ -26,6 +26,8 @@ _tls: Any = torch._C
 
 _modes: Any = _ops
 
+_Keys: TypeAlias = tuple[Any, Any]
+
 _SWITCH: Any = _tls._set_grad_enabled
 
 _DERIVATIVES = (
@@ -34,14 +36,41 @@ _DERIVATIVES = (
 )
 
 
+_OF_OTHERS = frozenset(
+    {"einsum", "inner", "tensordot", "matrix_power", "linalg_matrix_power"}
+    | {"gru_cell", "lstm_cell", "rnn_relu_cell", "rnn_tanh_cell"}
+)
+"""Operators that autocast leaves as they are, and which consist of others that it casts."""
+
+_WHOLE = {
+    **{"lstm": "nn.LSTM", "gru": "nn.GRU", "rnn_tanh": "nn.RNN", "rnn_relu": "nn.RNN"},
+    **{"bilinear": "nn.Bilinear", "linalg_pinv": "torch.linalg.pinv"},
+}
+"""Such operators, too, and what calls them: these are not taken apart."""
+
+
 class _CalledAgain(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Calls what arrives here in the surroundings that `recorded` enters."""
 
-    def __init__(self, recorded: Callable[[], contextlib.AbstractContextManager[None]]) -> None:
+    def __init__(
+        self, recorded: Callable[[], contextlib.AbstractContextManager[None]], casting: list[_Keys]
+    ) -> None:
+        """`casting`: what torch dispatches to within each autocast, the innermost last."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self._recorded = recorded
+        self._recorded, self._casting = recorded, casting
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if self._casting and name in _OF_OTHERS | _WHOLE.keys():
+            with _tls._ForceDispatchKeyGuard(*self._casting[-1]), self:
+                if name in _OF_OTHERS:
+                    return func.decompose(*args, **(kwargs or {}))
+                if torch.is_autocast_enabled("cpu"):
+                    raise CaptureError(
+                        f"the model calls {_WHOLE[name]} under torch.autocast, which is not "
+                        "captured. Call it, with x.float(), inside of "
+                        '`with torch.autocast("cpu", enabled=False):`'
+                    )
         with self._recorded(), _gradients_as_they_are():
             return func(*args, **(kwargs or {}))
 
@@ -70,6 +99,7 @@ class _Beneath:
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._is_entered = False
+        self.casting: list[_Keys] = []
 
     def applies(self) -> bool:
         """Whether a trace is under way here, so that `entered` has something to do."""
@@ -81,7 +111,7 @@ class _Beneath:
         if self._is_entered:
             yield
             return
-        keys = _tls._dispatch_tls_local_include_set(), _tls._dispatch_tls_local_exclude_set()
+        keys = _dispatched()
         modes = [_modes._pop_mode_from_pre_dispatch() for _ in range(_recording())]
 
         @contextlib.contextmanager
@@ -98,7 +128,7 @@ class _Beneath:
         self._is_entered = True
         try:
             # autograd is left to the second call: it must record each operation once
-            with _CalledAgain(recorded), _tls._AutoDispatchBelowADInplaceOrView():
+            with _CalledAgain(recorded, self.casting), _tls._AutoDispatchBelowADInplaceOrView():
                 yield
         finally:
             self._is_entered = False
@@ -117,6 +147,11 @@ class _Beneath:
             return original()
 
         return begin
+
+
+def _dispatched() -> _Keys:
+    """To what torch dispatches here, and to what it does not."""
+    return _tls._dispatch_tls_local_include_set(), _tls._dispatch_tls_local_exclude_set()
 
 
 def _recording() -> int:
@@ -209,12 +244,15 @@ def _autocast(beneath: _Beneath) -> Iterator[None]:
         stack.enter_context(beneath.entered())
         inside.append((mode, stack))
         with _tls.DisableTorchFunction(), switches.allowed():
-            return enter(mode)
+            within = enter(mode)
+        beneath.casting.append(_dispatched())
+        return within
 
     def left(mode: Any, *error: Any) -> Any:
         if not inside or inside[-1][0] is not mode:
             with switches.allowed():
                 return leave(mode, *error)
+        beneath.casting.pop()
         with inside.pop()[1], _tls.DisableTorchFunction(), switches.allowed():
             return leave(mode, *error)
 

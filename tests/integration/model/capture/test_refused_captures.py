@@ -62,6 +62,18 @@ def test_switching_autocast_by_hand_is_refused() -> None:
         capture(AfterLinear(switches), mse_loss, _EXAMPLE)
 
 
+@pytest.mark.parametrize(
+    ("layer", "called"),
+    [(nn.GRU(8, 8), "nn.GRU"), (lambda x: (nn.Bilinear(8, 8, 8)(x, x),), "nn.Bilinear")],
+)
+def test_what_autocast_casts_the_insides_of_as_a_whole_is_refused(layer: Any, called: str) -> None:
+    module = AfterLinear(lambda x: layer(x[:, None])[0].flatten(1))
+    with pytest.raises(
+        CaptureError, match=f"calls {called} under torch.autocast, .* enabled=False"
+    ):
+        capture(module, mse_loss, _EXAMPLE, autocast=torch.bfloat16)
+
+
 def test_other_switches_of_gradients_are_followed() -> None:
     def f(x: Tensor) -> Tensor:
         return x + torch.tanh(x.detach().requires_grad_())
