@@ -12,7 +12,7 @@ from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import AcceleratorFailed, OptionError
 from p2ptrain.events import Event
-from p2ptrain.holder.pause import JobPause
+from p2ptrain.holder.rounds.pause import JobPause
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger

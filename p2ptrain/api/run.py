@@ -18,7 +18,7 @@ from p2ptrain.api.sinks.open_sinks import RunSinks, asked_sinks
 from p2ptrain.api.steering import SteeringDesk
 from p2ptrain.errors import OptionError, RunCancelled, callback_note
 from p2ptrain.events import Event
-from p2ptrain.holder.pause import JobPause
+from p2ptrain.holder.rounds.pause import JobPause
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
 

@@ -22,13 +22,13 @@ from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import Error, InternalError, PeerError, PlanError, TrainingError
-from p2ptrain.holder.generation_runner import GenerationRunner, GenerationWork
 from p2ptrain.holder.job_record import JobRecord
-from p2ptrain.holder.planner_client import Planner
-from p2ptrain.holder.reconfiguration import Reconfiguration
-from p2ptrain.holder.replan_watcher import ReplanWatcher
+from p2ptrain.holder.planning.planner_client import Planner
+from p2ptrain.holder.planning.reconfiguration import Reconfiguration
+from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.rounds.generation_runner import GenerationRunner, GenerationWork
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start import job_registry
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed

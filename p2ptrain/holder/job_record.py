@@ -6,7 +6,7 @@ from collections.abc import Coroutine
 from dataclasses import replace
 from typing import Any
 
-from p2ptrain.holder.full_snapshots import CheckpointSnapshots, FullSnapshots
+from p2ptrain.holder.snapshots.full_snapshots import CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.start.journal import FIRST_GENERATION, Journal, JournalEntry
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.recovery.choose_version import FullSnapshot

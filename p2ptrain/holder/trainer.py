@@ -29,23 +29,25 @@ from p2ptrain.errors import (
 )
 from p2ptrain.events import Done, Event, LeftOut, PlanLink, Stopped
 from p2ptrain.holder import loader_memory
-from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
-from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.energy_counter import EnergyCounter, with_energy
 from p2ptrain.holder.fact_gatherer import FactGatherer
-from p2ptrain.holder.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
-from p2ptrain.holder.generation import HolderGeneration, SentWrong
-from p2ptrain.holder.generation_runner import GenerationWork
 from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.job_record import JobRecord
-from p2ptrain.holder.pause import JobPause
-from p2ptrain.holder.reconfiguration import plan_only
+from p2ptrain.holder.planning.reconfiguration import plan_only
 from p2ptrain.holder.reports import JobReports, plan_event, rate
 from p2ptrain.holder.round_watch import WATCHED, RoundWatch
-from p2ptrain.holder.spoiled_update import Spoiled, SpoiledUpdates, judged, noted
+from p2ptrain.holder.rounds.callback_runner import CallbackFailed, CallbackRunner
+from p2ptrain.holder.rounds.generation import HolderGeneration, SentWrong
+from p2ptrain.holder.rounds.generation_runner import GenerationWork
+from p2ptrain.holder.rounds.pause import JobPause
+from p2ptrain.holder.rounds.spoiled_update import Spoiled, SpoiledUpdates, judged, noted
+from p2ptrain.holder.rounds.trained_weights import TrainedWeights
+from p2ptrain.holder.rounds.training_loop import AsyncTrainingLoop, StoppedEarly, TrainingLoop
+from p2ptrain.holder.snapshots.checkpointer import Checkpointer, CheckpointSchedule
+from p2ptrain.holder.snapshots.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.start import job_registry
 from p2ptrain.holder.start.job_start import JobStart, StartedJob, given_plan
 from p2ptrain.holder.start.journal import Journal, JournalEntry
@@ -53,8 +55,6 @@ from p2ptrain.holder.start.model_limits import private_units, why_unshared
 from p2ptrain.holder.start.prepare import whole_state
 from p2ptrain.holder.start.prepared_job import CapturedAgain, PreparedJob
 from p2ptrain.holder.trace.span_collector import CollectorSettings, SpanCollector, traced
-from p2ptrain.holder.trained_weights import TrainedWeights
-from p2ptrain.holder.training_loop import AsyncTrainingLoop, StoppedEarly, TrainingLoop
 from p2ptrain.job.asynchrony import is_due
 from p2ptrain.job.given_weights import hint_of
 from p2ptrain.job.job import Job

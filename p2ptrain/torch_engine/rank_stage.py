@@ -14,8 +14,8 @@ from torch.nn import Parameter
 
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.errors import CaptureError
-from p2ptrain.holder.checkpointer import split_state
 from p2ptrain.holder.input.loader import LoadedMicroBatch
+from p2ptrain.holder.snapshots.checkpointer import split_state
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.rounds import Round
 from p2ptrain.messages.round_orders import RoundOrder

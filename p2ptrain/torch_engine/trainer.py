@@ -28,16 +28,16 @@ from p2ptrain.aio.threads import run_in_background
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.errors import ScriptError, TrainingError, note_callback
 from p2ptrain.events import Done, Eval, Event, PlanDevice, PlanStage, Step
-from p2ptrain.holder.callback_runner import CallbackFailed, CallbackRunner
-from p2ptrain.holder.checkpointer import CheckpointSchedule
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch
 from p2ptrain.holder.input.metrics import MetricValues, missing_loss
-from p2ptrain.holder.pause import JobPause
 from p2ptrain.holder.reports import rate
+from p2ptrain.holder.rounds.callback_runner import CallbackFailed, CallbackRunner
+from p2ptrain.holder.rounds.pause import JobPause
+from p2ptrain.holder.rounds.training_loop import EvaluationSums
+from p2ptrain.holder.snapshots.checkpointer import CheckpointSchedule
 from p2ptrain.holder.start.job_registry import job_fingerprint
 from p2ptrain.holder.start.prepare import prepare
 from p2ptrain.holder.start.prepared_job import PreparedJob
-from p2ptrain.holder.training_loop import EvaluationSums
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import RoundMode, RoundSequence, samples_evaluated_together
 from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState

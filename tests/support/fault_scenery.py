@@ -12,8 +12,8 @@ from unittest.mock import patch
 from p2ptrain.coordinator import replan_decision
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.holder.driver import JobDriver
-from p2ptrain.holder.generation import HolderGeneration
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.rounds.generation import HolderGeneration
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.plan.replan.hysteresis import ReplanAction, ReplanDecision

@@ -10,7 +10,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from p2ptrain.events import Step
-from p2ptrain.holder.generation_runner import GenerationRunner
+from p2ptrain.holder.rounds.generation_runner import GenerationRunner
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions

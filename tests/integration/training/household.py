@@ -14,8 +14,8 @@ from p2ptrain.api.device_services import DeviceServices
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
 from p2ptrain.events import Event, Plan, Step, Waiting
-from p2ptrain.holder.generation import HolderGeneration
-from p2ptrain.holder.pause import JobPause
+from p2ptrain.holder.rounds.generation import HolderGeneration
+from p2ptrain.holder.rounds.pause import JobPause
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder

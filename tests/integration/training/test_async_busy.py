@@ -21,7 +21,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.coordinator import plan_cluster
-from p2ptrain.holder.replan_watcher import ReplanWatcher
+from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions

@@ -22,7 +22,7 @@ import torch
 
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import Event, Step
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import PLANNER, AsyncOptions, FtpipehdOptions
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.plan.types.weight_versions import Weights

@@ -14,7 +14,7 @@ import torch
 from p2ptrain import failpoints
 from p2ptrain.events import Event, Failure, Step
 from p2ptrain.failpoints import Reached
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import Generations, delayed_job, options

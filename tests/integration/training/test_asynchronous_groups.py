@@ -13,7 +13,7 @@ from p2ptrain import events, failpoints
 from p2ptrain.coordinator import plan_cluster
 from p2ptrain.events import Event, Failure, Recovered, Step
 from p2ptrain.failpoints import Reached
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.plan.types.allocation import BatchSplit

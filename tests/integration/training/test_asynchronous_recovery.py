@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from p2ptrain.events import Event, Failure, Plan, Recovered, Step
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.recovery.version import Version

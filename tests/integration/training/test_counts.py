@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from p2ptrain import events
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.events import Eval, Event, Recovered, Step
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start import loss_count
 from p2ptrain.holder.start.prepare import prepare
 from p2ptrain.job.job import Job, MicroBatch

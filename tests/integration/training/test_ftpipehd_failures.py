@@ -18,8 +18,8 @@ import torch
 from p2ptrain import events, failpoints
 from p2ptrain.events import Event, Failure, Recovered, Step
 from p2ptrain.failpoints import Reached
-from p2ptrain.holder import full_snapshots
-from p2ptrain.holder.full_snapshots import FullSnapshots
+from p2ptrain.holder.snapshots import full_snapshots
+from p2ptrain.holder.snapshots.full_snapshots import FullSnapshots
 from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
 from p2ptrain.recovery.version import Version
 from tests.integration.training.delayed import Generations, delayed_job

@@ -25,8 +25,8 @@ from p2ptrain.errors import (
     TrainingError,
 )
 from p2ptrain.events import Done, Eval, Event
-from p2ptrain.holder.generation import HolderGeneration
-from p2ptrain.holder.training_loop import TrainingLoop
+from p2ptrain.holder.rounds.generation import HolderGeneration
+from p2ptrain.holder.rounds.training_loop import TrainingLoop
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.kinds import PLAN

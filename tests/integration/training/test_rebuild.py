@@ -13,7 +13,7 @@ from p2ptrain.errors import PeerError
 from p2ptrain.events import Event, Failure, Recovered, Step
 from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.loader import MicroBatchLoader
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.kinds import FEED_SEND

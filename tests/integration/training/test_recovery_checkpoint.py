@@ -13,7 +13,7 @@ from torch import Tensor
 
 from p2ptrain import events
 from p2ptrain.events import Event, Recovered, Step
-from p2ptrain.holder import full_snapshots
+from p2ptrain.holder.snapshots import full_snapshots
 from p2ptrain.job.job import Job
 from p2ptrain.state.checkpoint_files import INDEX, MODEL, WrittenCheckpoint
 from tests.integration.training.household import Devices, devices

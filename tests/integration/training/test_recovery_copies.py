@@ -11,7 +11,7 @@ import pytest
 from p2ptrain import events
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import Event, Failure, Recovered, Step
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.recovery.version import Version

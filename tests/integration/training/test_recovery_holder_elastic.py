@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from p2ptrain.events import Event, Plan, Step
-from p2ptrain.holder.plan_step import PlanStep
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.planning.plan_step import PlanStep
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.recovery.snapshot_schedule import SnapshotCost
 from p2ptrain.recovery.version import Version

@@ -10,7 +10,7 @@ import pytest
 
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import Event, Failure, Plan, Step, Waiting
-from p2ptrain.holder.generation import HolderGeneration
+from p2ptrain.holder.rounds.generation import HolderGeneration
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.recovery.recovery_settings import RecoverySettings

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from p2ptrain import failpoints
 from p2ptrain.events import Event, Recovered, Step
-from p2ptrain.holder.generation import HolderGeneration
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.rounds.generation import HolderGeneration
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.job.job import Job
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.messages.snapshots import SnapshotKept

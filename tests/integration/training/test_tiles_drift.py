@@ -12,7 +12,7 @@ from p2ptrain import events
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster
 from p2ptrain.coordinator.plan_expectations import expected_seconds
 from p2ptrain.events import Event, Step
-from p2ptrain.holder import plan_step
+from p2ptrain.holder.planning import plan_step
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import RoundReport

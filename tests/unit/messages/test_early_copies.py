@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.assignment import Assignment, StageAssignment

@@ -11,9 +11,9 @@ import pytest
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.plan_question import ReplanReply, ReplanRequest
 from p2ptrain.errors import InternalError
-from p2ptrain.holder import replan_watcher
-from p2ptrain.holder.planner_client import Planner
-from p2ptrain.holder.replan_watcher import ReplanWatcher
+from p2ptrain.holder.planning import replan_watcher
+from p2ptrain.holder.planning.planner_client import Planner
+from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
 from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, LEAVING
 from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.net.message import Message

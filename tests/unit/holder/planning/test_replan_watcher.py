@@ -10,11 +10,11 @@ import pytest
 
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.events import Event
-from p2ptrain.holder import replan_watcher
 from p2ptrain.holder.driver import JobDriver
-from p2ptrain.holder.generation_runner import GenerationWork
 from p2ptrain.holder.job_record import JobRecord
+from p2ptrain.holder.planning import replan_watcher
 from p2ptrain.holder.reports import JobReports
+from p2ptrain.holder.rounds.generation_runner import GenerationWork
 from p2ptrain.holder.start.journal import Journal
 from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.process.cpu_share import CpuSpan

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import OptionError, PeerError
-from p2ptrain.holder import full_snapshots
-from p2ptrain.holder.full_snapshots import CheckpointSnapshots
+from p2ptrain.holder.snapshots import full_snapshots
+from p2ptrain.holder.snapshots.full_snapshots import CheckpointSnapshots
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checkpoint_files import (

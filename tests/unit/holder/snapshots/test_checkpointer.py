@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import PeerError, TrainingError
-from p2ptrain.holder import checkpointer
-from p2ptrain.holder.checkpointer import Checkpointer, CheckpointSchedule
+from p2ptrain.holder.snapshots import checkpointer
+from p2ptrain.holder.snapshots.checkpointer import Checkpointer, CheckpointSchedule
 from p2ptrain.recovery.version import Version
 from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress

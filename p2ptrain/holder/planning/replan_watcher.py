@@ -18,7 +18,7 @@ from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.coordinator.plan_question import ReplanReply, ReplanRequest
 from p2ptrain.errors import Error, PeerError, PlanError
-from p2ptrain.holder.planner_client import Planner
+from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.job_requests import JobQuestion, LeaveReply

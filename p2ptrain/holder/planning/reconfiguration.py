@@ -18,8 +18,8 @@ from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevic
 from p2ptrain.coordinator.memory_model import taken_beside_bytes
 from p2ptrain.coordinator.profile_pooling import mixed_kinds
 from p2ptrain.errors import Error, LinkClosed, UserError
-from p2ptrain.holder.plan_step import DeviceFindings, PlannedAttempt, PlanStep
-from p2ptrain.holder.planner_client import Planner
+from p2ptrain.holder.planning.plan_step import DeviceFindings, PlannedAttempt, PlanStep
+from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.job.planning_files import write_whole
 from p2ptrain.job.train_options import ReplanMethod, TrainOptions
 from p2ptrain.logs import get_logger

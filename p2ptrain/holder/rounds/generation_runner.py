@@ -14,8 +14,13 @@ from typing import Any
 
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.errors import Error, PeerError
-from p2ptrain.holder.generation import HolderGeneration, PartFailed, SentWrong, StageOutOfMemory
 from p2ptrain.holder.reports import JobReports
+from p2ptrain.holder.rounds.generation import (
+    HolderGeneration,
+    PartFailed,
+    SentWrong,
+    StageOutOfMemory,
+)
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import Hangs, hanging

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import PeerError
-from p2ptrain.holder import full_snapshots
-from p2ptrain.holder.full_snapshots import FullSnapshots
+from p2ptrain.holder.snapshots import full_snapshots
+from p2ptrain.holder.snapshots.full_snapshots import FullSnapshots
 from p2ptrain.job.asynchrony import FtpipehdOptions
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.recovery.version import Version

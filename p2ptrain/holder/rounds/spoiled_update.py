@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from p2ptrain.errors import TrainingError
-from p2ptrain.holder.generation import HolderGeneration, SentWrong
+from p2ptrain.holder.rounds.generation import HolderGeneration, SentWrong
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.rounds import Round
 from p2ptrain.logs import get_logger

@@ -25,23 +25,23 @@ from torch import Tensor
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import ScriptError
-from p2ptrain.holder.callback_runner import CallbackRunner
-from p2ptrain.holder.checkpointer import Checkpointer
-from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.holder.input.batch_counts import token_place
 from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch, LongerThanPlanned
 from p2ptrain.holder.input.metrics import MetricValues
 from p2ptrain.holder.input.mini_batches import MiniBatch
-from p2ptrain.holder.pause import JobPause
-from p2ptrain.holder.replan_watcher import ReplanWatcher
+from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
-from p2ptrain.holder.snapshot_manager import SnapshotManager
+from p2ptrain.holder.rounds.callback_runner import CallbackRunner
+from p2ptrain.holder.rounds.generation import HolderGeneration
+from p2ptrain.holder.rounds.pause import JobPause
+from p2ptrain.holder.rounds.trained_weights import TrainedWeights
+from p2ptrain.holder.snapshots.checkpointer import Checkpointer
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.model_limits import LEAVES_OUT
 from p2ptrain.holder.start.prepared_job import PreparedJob
-from p2ptrain.holder.trained_weights import TrainedWeights
 from p2ptrain.job.rounds import (
     LENGTHS_ROOM,
     LENGTHS_SLACK,

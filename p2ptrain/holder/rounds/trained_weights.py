@@ -17,10 +17,10 @@ from torch import Tensor
 
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import TrainingError
-from p2ptrain.holder.checkpointer import split_state
-from p2ptrain.holder.generation import HolderGeneration
 from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.reports import JobReports
+from p2ptrain.holder.rounds.generation import HolderGeneration
+from p2ptrain.holder.snapshots.checkpointer import split_state
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.state_callback import TrainedState, WantedState

@@ -28,7 +28,7 @@ from p2ptrain.coordinator.plan_expectations import as_of_now, expected_seconds
 from p2ptrain.coordinator.plan_question import Near, PlanQuestion
 from p2ptrain.coordinator.plan_search import search
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
-from p2ptrain.holder.planner_client import Planner
+from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh, display_name

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from p2ptrain.errors import InternalError, PeerError
-from p2ptrain.holder.round_results import diagnose
+from p2ptrain.holder.rounds.round_results import diagnose
 from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.messages.findings import NonFiniteFinding
 from p2ptrain.plan.types.allocation import Allocation

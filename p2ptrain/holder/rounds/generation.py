@@ -22,7 +22,7 @@ from p2ptrain.errors import (
     size_text,
 )
 from p2ptrain.holder.input.feeder import Feeder
-from p2ptrain.holder.round_results import NormGatherer, RoundTracker, diagnose
+from p2ptrain.holder.rounds.round_results import NormGatherer, RoundTracker, diagnose
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import display_name

@@ -1,0 +1,1 @@
+"""One generation's rounds: ordered, fed, collected, committed, reported."""

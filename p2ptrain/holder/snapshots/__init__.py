@@ -1,0 +1,1 @@
+"""Versions to go back to: copies at backup peers, full snapshots, checkpoints."""
