@@ -83,6 +83,7 @@ class JobDriver:
         replans: whether the plan may change while no device joins or leaves.
         leaves_out: updates may be left out, or skipped.
         given: the user's plan, to begin with.
+        faulty: devices that get no work any more.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class JobDriver:
         replans: bool = True,
         leaves_out: bool = False,
         given: Plan | None = None,
+        faulty: frozenset[str] = frozenset(),
     ) -> None:
         self._mesh = mesh
         self._planning = planning
@@ -117,6 +119,7 @@ class JobDriver:
             clips=planning.clip or leaves_out,
             asynchronous=self._settled().asynchrony is not None,
             settings=settings,
+            faulty=faulty,
         )
         self.reports = reports
         published = planning.ftpipehd
@@ -187,6 +190,11 @@ class JobDriver:
     def question(self) -> PlanQuestion | None:
         """The last one that was asked for a plan."""
         return self._planner.question
+
+    @property
+    def faulty(self) -> frozenset[str]:
+        """Devices that get no work any more."""
+        return self._core.faulty
 
     def counts(self, step: int) -> None:
         """`step` updates count."""

@@ -26,6 +26,7 @@ from p2ptrain.errors import (
     TrainingError,
     UserError,
     note_callback,
+    size_text,
 )
 from p2ptrain.events import Done, Event, LeftOut, PlanLink, Stopped
 from p2ptrain.holder import loader_memory
@@ -50,7 +51,7 @@ from p2ptrain.holder.snapshots.checkpointer import Checkpointer, CheckpointSched
 from p2ptrain.holder.snapshots.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.start import job_registry
 from p2ptrain.holder.start.job_start import JobStart, StartedJob, given_plan
-from p2ptrain.holder.start.journal import Journal, JournalEntry
+from p2ptrain.holder.start.journal import Journal, JournalEntry, forget_journal
 from p2ptrain.holder.start.model_limits import private_units, why_unshared
 from p2ptrain.holder.start.prepare import whole_state
 from p2ptrain.holder.start.prepared_job import CapturedAgain, PreparedJob
@@ -73,6 +74,7 @@ from p2ptrain.net.message import Message, PartKind
 from p2ptrain.plan.explain import limit_words
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.process.compute_thread import as_other_threads
+from p2ptrain.process.memory_budget import usable_memory_bytes
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
@@ -97,15 +99,14 @@ class _OtherSizes(Exception):  # it is no error
     """The model is to be captured again: a size differs that did not so far.
 
     Args:
-        prepared: by which the state is put into the user's module.
-        point: that state.
+        what: differs.
+        point: the job's state before that.
+        again: what it goes on with.
     """
 
-    def __init__(
-        self, which: NewSize, prepared: PreparedJob, point: Checkpoint, again: CapturedAgain
-    ) -> None:
+    def __init__(self, what: str, point: Checkpoint, again: CapturedAgain) -> None:
         super().__init__("its model is captured for other sizes")
-        self.which, self.prepared, self.point, self.again = which, prepared, point, again
+        self.what, self.point, self.again = what, point, again
 
 
 class JobTrainer:
@@ -136,6 +137,7 @@ class JobTrainer:
         self._callbacks = CallbackRunner(job.callbacks, self._folder)
         self._elsewhere = None if folder is None else folder.path
         self._interrupted: asyncio.Future[int] | None = None  # the step whose weights are here
+        self._sizes: _OtherSizes | None = None  # from then until rounds go on
         self._surveyor = ClusterProfiler(mesh, settings.work_limits)
         asked = mesh, self._folder, self._options, self._emit, self._surveyor
         self._start = JobStart(*asked, settings.answer_seconds)
@@ -225,32 +227,34 @@ class JobTrainer:
 
     async def _run(self) -> None:
         """Capture the job and train it; from where it is once more if sizes begin to differ."""
-        sizes: _OtherSizes | None = None
+        again: CapturedAgain | None = None
         while True:
             self._generation = None
             try:
-                await self._run_captured(None if sizes is None else sizes.again)
+                await self._run_captured(again)
                 return
             except _OtherSizes as found:
-                step = found.point.progress.step
-                if found.which.batch is None:
-                    raise self._of_one_size(found, None) from None
-                self._warn(f"{found.which.what}: the model is captured again after step {step}")
-                sizes = found
-            except UserError as error:
-                if sizes is None or self._generation is not None:
+                step, again = found.point.progress.step, found.again
+                self._warn(f"{found.what}: the model is captured again after step {step}")
+            except BaseException as error:
+                sizes = self._sizes
+                if sizes is None:
                     raise
-                raise self._of_one_size(sizes, error) from error
+                self._weights.take(sizes.point)
+                if self._folder is not None:
+                    forget_journal(self._folder)
+                if isinstance(error, UserError):
+                    raise self._of_one_size(sizes.what, str(error)) from error
+                if self._options.out is not None:
+                    self._write_interrupted(self._options.out, sizes.point.progress.step)
+                raise
 
-    def _of_one_size(self, sizes: _OtherSizes, error: UserError | None) -> UserError:
-        """Why the job ends before a batch, and where its weights are."""
-        progress, words = sizes.point.progress, sizes.which.what
-        sizes.prepared.captured.load_state(sizes.point.model)
+    def _of_one_size(self, what: str, why: str = "") -> UserError:
+        """Why the job ends before a batch of another size; its weights are in the user's module."""
         if self._options.out is not None:
             self._weights.write(self._options.out)
-            words += f"; {self._options.out} has the weights of step {progress.step}"
-        why = "" if error is None else f": {error}"
-        return ScriptError(f"{words}. Pad it to one size in collate_fn{why}")
+            what += f"; {self._options.out} has the weights of step {self._reports.reported.step}"
+        return ScriptError(f"{what}. Pad it to one size in collate_fn{why and f': {why}'}")
 
     async def _run_captured(self, again: CapturedAgain | None) -> None:
         started = await self._start.run(self._job, again)
@@ -287,7 +291,7 @@ class JobTrainer:
             self._comparing.cancel()
             await asyncio.gather(self._comparing, return_exceptions=True)
             await run_in_background(prepared.close)  # workers may read
-            journal.done()
+            journal.done(goes_on=self._sizes is not None)
             loader_memory.forget(self._folder)
             self._device.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
@@ -502,6 +506,7 @@ class JobTrainer:
             replans=self._options.replan and self._given is None,
             leaves_out=self._job.skip_nonfinite or prepared.loss_scale is not None,
             given=self._given,
+            faulty=frozenset() if self._running is None else self._running.faulty,
         )
         if self._options.checkpoint is not None:
             checkpointer = self._checkpointer = Checkpointer(
@@ -555,6 +560,7 @@ class JobTrainer:
     async def _run_rounds(self, generation: HolderGeneration, start: int, evaluated: int) -> bool:
         driver, prepared = self._running, self._prepared
         assert driver is not None
+        self._sizes = None
         await self._energy.fetch()
         if self._options.trace is not None:
             await self._spans.begin()
@@ -590,23 +596,39 @@ class JobTrainer:
             await self._note_stop()
             raise SentWrong(None, "stopped", self._mesh.self_id) from None
         await self._note_stop()
-        if loop.new_size is not None and not is_done:
-            raise await self._captured_again(generation, loop.new_size)
+        if loop.new_size is not None and not is_done and self._interrupted is None:
+            await self._capture_again(generation, loop.new_size)
         if self._interrupted is not None:
             await self._weights.bring_home(generation)
             self._interrupted.set_result(self._reports.reported.step)
             await asyncio.get_running_loop().create_future()  # until it is cancelled
         return is_done
 
-    async def _captured_again(self, generation: HolderGeneration, which: NewSize) -> _OtherSizes:
+    async def _capture_again(self, generation: HolderGeneration, which: NewSize) -> None:
+        """Returns only where the job is interrupted meanwhile.
+
+        Raises:
+            _OtherSizes: with the job's state.
+            ScriptError: the model cannot be captured for that size.
+        """
+        needed, usable = self._whole_bytes, usable_memory_bytes()
+        if which.batch is None or needed > usable:
+            await self._weights.bring_home(generation)
+            short = (
+                f"to capture the model again takes {size_text(needed)} of memory here, and "
+                f"{size_text(usable)} can be used"
+            )
+            raise self._of_one_size(which.what, "" if which.batch is None else short)
         point = await self._weights.checkpoint(generation, self._reports.reported.step)
-        sizes = self._entry.sizes
         again = CapturedAgain(
-            sizes if which.batch is None else (*sizes, which.batch.sizes),
+            (*self._entry.sizes, which.batch.sizes),
             self._entry.first_fingerprint or self._entry.fingerprint,
             *(point, which.batch, generation.assignment.key.generation + 1),
         )
-        return _OtherSizes(which, self._prepared, point, again)
+        await self._journal.captured_again(again.sizes, again.first_fingerprint, point)
+        if self._interrupted is None:
+            self._sizes = _OtherSizes(which.what, point, again)
+            raise self._sizes
 
     async def _note_stop(self) -> None:
         if self._callbacks.stopped_at is not None:
@@ -631,12 +653,9 @@ class JobTrainer:
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:
-            if (
-                self._options.out is not None
-                and self._generation is not None
-                and not running.done()
-            ):
-                await self._write_early(self._generation, self._options.out, running)
+            generation = None if self._sizes is not None or running.done() else self._generation
+            if self._options.out is not None and generation is not None:
+                await self._write_early(generation, self._options.out, running)
             raise
         finally:
             running.cancel()
@@ -660,9 +679,12 @@ class JobTrainer:
                 "time"
             )
             return
+        self._write_interrupted(out, interrupted.result())
+
+    def _write_interrupted(self, out: Path, step: int) -> None:
         try:
             self._weights.write(out)
-            self._warn(f"the weights of step {interrupted.result()} are in {out}")
+            self._warn(f"the weights of step {step} are in {out}")
         except TrainingError as error:
             self._warn(str(error))
 

@@ -95,16 +95,19 @@ class TrainedWeights:
             return
         await generation.bring_home(lambda part: self._captured.load_state(split_state(part)[0]))
 
+    def take(self, point: Checkpoint) -> None:
+        """Into the user's module: a job's state that is here."""
+        self._captured.load_state(point.model)
+        if self._prepared.job.ema is not None:
+            self._averages = _averages_in(point.optimizer)
+
     async def _averages_of(self, generation: HolderGeneration) -> dict[str, Tensor] | None:
         """Of the weights, by name; None where none are kept."""
         if self._prepared.job.ema is None:
             return None
         found: dict[str, Tensor] = {}
         await generation.bring_home(found.update, AVERAGES)
-        return {
-            name.removeprefix("optimizer:").removesuffix(f".{AVERAGE}"): tensor
-            for name, tensor in found.items()
-        }
+        return _averages_in({name.removeprefix("optimizer:"): t for name, t in found.items()})
 
     # -- for callbacks ---------------------------------------------------------------------------
 
@@ -173,3 +176,9 @@ class TrainedWeights:
             if place is None:
                 raise
             raise TrainingError(f"{error}. They are in {place} instead") from error
+
+
+def _averages_in(optimizer: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """By the names of the weights."""
+    owners = ((name.rpartition("."), tensor) for name, tensor in optimizer.items())
+    return {owner: tensor for (owner, _, slot), tensor in owners if slot == AVERAGE}

@@ -12,6 +12,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -112,10 +113,12 @@ class JobStart:
         prepared, weights = capturing.result()
         mark = job_fingerprint(prepared, self._options)
         if again is None and wanted is not None and mark == wanted.first_fingerprint:
-            again = CapturedAgain(wanted.sizes, mark)
+            again = await self._captured_before(wanted)
             await run_in_background(prepared.close)
             prepared, weights = await self._capture(job, again)
             mark = job_fingerprint(prepared, self._options)
+            if self._folder is not None and mark != wanted.fingerprint:
+                ended_jobs.note_ended(self._folder, {wanted.job})  # as the model was captured again
         going_on = None if self._options.dry_run else await self._decide(mark, weights, found)
         if going_on is not None:
             log.info("job_goes_on", job=going_on.job, step=going_on.reported.step)
@@ -125,8 +128,13 @@ class JobStart:
             if prepared.loss_scale is not None:
                 prepared.loss_scale.begin(going_on.first_step, going_on.scales)
             return StartedJob(prepared, going_on, same)
-        if wanted is not None:
-            await self._gather(None)
+        if again is not None and again.checkpoint is not None:
+            await self._survey_links()
+        else:
+            if self._folder is not None:
+                journal.forget_journal(self._folder)
+            if wanted is not None:
+                await self._gather(None)
         first = prepared.first_step
         reported = ReportedProgress(first, prepared.evaluated)
         entry = JournalEntry(job_id(mark, secrets.token_hex(8)), mark, weights, first, reported)
@@ -158,6 +166,13 @@ class JobStart:
         with timed(log, "first_weights_digested"):
             return prepared, await run_in_background(lambda: weights_digest(prepared.state))
 
+    async def _captured_before(self, wanted: JournalEntry) -> CapturedAgain:
+        """What an earlier process had its model captured again for, and the state that it had."""
+        assert self._folder is not None
+        loading = partial(journal.captured_state, self._folder, self._warn)
+        state, number = await run_in_background(loading), wanted.next_generation
+        return CapturedAgain(wanted.sizes, wanted.first_fingerprint, state, next_generation=number)
+
     async def _gather(self, found: JournalEntry | None) -> None:
         """Those that had a part in the job found; without one, as many as are asked for."""
         if self._options.local:
@@ -172,6 +187,11 @@ class JobStart:
             )
             if self._options.wait_for == 1:
                 await wait_until_stable(self._mesh)
+        await self._survey_links()
+
+    async def _survey_links(self) -> None:
+        if self._options.local:
+            return
         with timed(log, "links_surveyed"):
             me, members = self._mesh.self_id, self._mesh.members.values()  # this one exports still
             alive = (m for m in members if m.state is MemberState.ALIVE and m.id != me)
@@ -206,11 +226,7 @@ class JobStart:
             if self._folder is not None:
                 ended_jobs.note_ended(self._folder, verdict.ending)
             await job_registry.end_earlier_jobs(self._mesh, verdict.ending, self._answer_seconds)
-        if verdict.start is ResumeMode.GO_ON:
-            return found
-        if self._folder is not None:
-            journal.forget_journal(self._folder)
-        return None
+        return found if verdict.start is ResumeMode.GO_ON else None
 
 
 SETTLE_SECONDS = 1.5

@@ -2,6 +2,7 @@
 
     job.json    at every generation: the job, the plan, the history. Replaced whole, synced.
     reported    at every step: what the user has seen. Overwritten in place, synced once a second.
+    captured    where the model is captured again: the state that the job goes on from, a checkpoint
 
 A killed process leaves both as its last call wrote them. A power cut may lose the last second of
 `reported`: then a step is reported twice. If something cannot be written the journal is deleted,
@@ -14,15 +15,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
+import shutil
 import struct
 import threading
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from time import monotonic
 from typing import Annotated, Any, Literal
 
-from p2ptrain.errors import ProtocolError, UserError
+from p2ptrain.aio.threads import run_in_background
+from p2ptrain.errors import OptionError, ProtocolError, TrainingError, UserError
 from p2ptrain.holder.input.batch_layout import SampleSizes
 from p2ptrain.job.update_numbers import Measured
 from p2ptrain.logs import get_logger
@@ -37,6 +41,8 @@ from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
 from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.loss_scale import ScaleRows
 from p2ptrain.recovery.version import Lineage, LineageRows, Version, VersionRow
+from p2ptrain.state import checkpoint_files
+from p2ptrain.state.checkpoint_files import Checkpoint
 from p2ptrain.state.ended_jobs import note_ended
 
 log = get_logger(__name__)
@@ -44,6 +50,8 @@ log = get_logger(__name__)
 JOB_FILE = "job.json"
 
 REPORTED_FILE = "reported"
+
+CAPTURED_FOLDER = "captured"
 
 SYNC_SECONDS = 1.0
 
@@ -196,6 +204,28 @@ class Journal:
             self._entry = replace(self._entry, stopped=step)
             await self._write_now()
 
+    async def captured_again(
+        self, sizes: tuple[SampleSizes, ...], first_fingerprint: str, point: Checkpoint
+    ) -> None:
+        """This job ends, and the same with a model captured for `sizes` goes on from `point`.
+
+        A process that starts from now on does that, until the new job has a journal.
+        """
+        if self._folder is None or self._failed_at is not None:
+            return
+        self._entry = replace(self._entry, sizes=sizes, first_fingerprint=first_fingerprint)
+        place = self._folder.path / CAPTURED_FOLDER
+        try:
+            await run_in_background(partial(checkpoint_files.save, place, point))
+        except TrainingError as error:
+            self._warn(
+                f"{error.__cause__ or error}: if p2ptrain stops on this device soon, "
+                "training cannot be continued"
+            )
+            forget_journal(self._folder)
+            return
+        await self._write_whole()
+
     async def _write_now(self) -> None:
         if self._folder is not None and self._failed_at is None:
             await self._write_whole()
@@ -232,13 +262,17 @@ class Journal:
             except (OSError, UserError) as error:
                 self._give_up(error)
 
-    def done(self) -> None:
-        """The job is over: there is nothing to resume, and workers that keep it may be notified."""
+    def done(self, *, goes_on: bool = False) -> None:
+        """The job is over: there is nothing to resume, and workers that keep it may be notified.
+
+        Args:
+            goes_on: as another job, by what `captured_again` has written down.
+        """
         if self._folder is not None:
             note_ended(self._folder, {self._entry.job})
         folder, self._folder = self._folder, None
         self._close()
-        if folder is not None:
+        if folder is not None and not goes_on:
             forget_journal(folder)
 
     def _put_down(self) -> None:
@@ -302,6 +336,17 @@ def forget_journal(folder: StateFolder) -> None:
             folder.remove(name)
         except OSError as error:
             log.warning("journal_not_removed", why=str(error))
+    shutil.rmtree(folder.path / CAPTURED_FOLDER, ignore_errors=True)
+
+
+def captured_state(folder: StateFolder, warn: Callable[[str], None]) -> Checkpoint | None:
+    """What a job began with whose model was captured again; None: nothing is there, or whole."""
+    place = folder.path / CAPTURED_FOLDER
+    try:
+        return checkpoint_files.load(place, warn) if place.exists() else None
+    except OptionError as error:
+        warn(str(error))
+        return None
 
 
 def _read_assignment(value: object) -> Assignment:

@@ -63,6 +63,7 @@ class HolderCore:
         journal: what an earlier process of this job wrote last; None = a new job.
         reported: updates that were reported, or that the job begins with.
         clips: whether updates need a clipping coefficient.
+        faulty: devices that get no work from the start.
 
     Attributes:
         asynchronous: whether stages update by themselves; where the first plan decides, it is set
@@ -82,6 +83,7 @@ class HolderCore:
         clips: bool = False,
         asynchronous: bool = False,
         settings: RecoverySettings = HOME,
+        faulty: frozenset[str] = frozenset(),
     ) -> None:
         self.asynchronous = asynchronous
         self.phase = HolderPhase.STARTING
@@ -97,7 +99,7 @@ class HolderCore:
         self._refusals = RetryPolicy()
         self._early = EarlyDeaths()
         self._leaving: set[str] = set()
-        self._faulty: set[str] = set()
+        self._faulty = set(faulty)
         self._reason = (
             ReconfigureReason.START if self.history.placed is None else ReconfigureReason.FAILURE
         )

@@ -28,12 +28,14 @@ from torch.utils.data import (
 from p2ptrain import events
 from p2ptrain.errors import CaptureError, OptionError, ScriptError
 from p2ptrain.events import Done, Event, Failure, Plan, Step
+from p2ptrain.holder import trainer
 from p2ptrain.job.callbacks import StopTraining
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.state.weights_files import average_path
 from tests.integration.training.household import Devices, devices
-from tests.integration.training.test_recovery_holder import again, killed
+from tests.integration.training.test_recovery_holder import Process, again, killed
 
 SEED = 5
 
@@ -314,7 +316,8 @@ async def test_a_death_on_the_way_does_not_show(kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "step"), [("ragged", 5), ("stream", 5), ("dicts", 5), ("late", 25)]
+    ("kind", "step"),
+    [("ragged", 5), ("stream", 5), ("dicts", 5), ("late", 18), ("late", 19), ("late", 25)],
 )
 async def test_a_killed_holder_goes_on_with_the_same_batches(
     kind: str, step: int, tmp_path: Path
@@ -325,6 +328,59 @@ async def test_a_killed_holder_goes_on_with_the_same_batches(
         trained = job(kind)
         await again(household, process, trained, options)
     assert_plain(household, trained, kind)
+
+
+async def test_a_holder_killed_as_it_captures_again_goes_on_from_there(tmp_path: Path) -> None:
+    options = TrainOptions(wait_for=3, planner="pp")
+    async with devices(3) as household:
+        process = Process(household, tmp_path, job("late"), options)
+        process.at_warning("captured again")
+        await process.ended()
+        trained = job("late")
+        await again(household, process, trained, options)
+        warned = [event.message for event in household.events if isinstance(event, events.Warning)]
+    assert_plain(household, trained, "late")
+    assert not any("dropped" in words for words in warned)
+    numbers = [event.epoch for event in household.events if isinstance(event, Plan)]
+    assert numbers == sorted(set(numbers))
+    assert not (process.left.path / "job.json").exists()
+    assert not (process.left.path / "captured").exists()
+
+
+async def test_an_interrupt_while_it_is_captured_again_writes_the_weights(tmp_path: Path) -> None:
+    wanted, out = tmp_path / "wanted.safetensors", tmp_path / "out.safetensors"
+    async with devices(2) as household:
+        first = TrainOptions(local=True, out=wanted, steps=18)
+        await household.holder_run(job("late", ema=0.9), first).run()
+
+        def listen(event: Event) -> None:
+            household.events.append(event)
+            if isinstance(event, events.Warning) and "captured again" in event.message:
+                running.cancel()
+
+        options = TrainOptions(wait_for=2, planner="pp", out=out)
+        run = household.holder_run(job("late", ema=0.9), options, listen)
+        running = asyncio.create_task(run.run())
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        warned = [event.message for event in household.events if isinstance(event, events.Warning)]
+    assert warned[-1] == f"the weights of step 18 are in {out}"
+    for one, other in ((out, wanted), (average_path(out), average_path(wanted))):
+        read = load_file(one)
+        assert all(torch.equal(read[name], t) for name, t in load_file(other).items())
+
+
+async def test_too_little_memory_to_capture_again_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(trainer, "usable_memory_bytes", lambda: 1000)
+    out = tmp_path / "out.safetensors"
+    async with devices(2) as household:
+        options = TrainOptions(wait_for=2, planner="pp", out=out)
+        with pytest.raises(ScriptError, match=r"capture the model again takes .* can be used") as e:
+            await household.holder_run(job("late"), options).run()
+    assert f"{out} has the weights of step 18. Pad it to one size" in str(e.value)
+    assert out.exists()
 
 
 async def test_a_loader_that_says_its_place_is_not_read_again(tmp_path: Path) -> None:

@@ -65,6 +65,15 @@ class Process:
 
         self._act = act
 
+    def at_warning(self, words: str) -> None:
+        """It ends as people hear a warning with these words."""
+
+        def act(event: Event) -> None:
+            if isinstance(event, events.Warning) and words in event.message:
+                self.die()
+
+        self._act = act
+
     def at(self, name: str, **where: int) -> None:
         """It ends at a failpoint."""
 
