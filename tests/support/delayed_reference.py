@@ -8,7 +8,7 @@ that the parameters of each stage ever had, and computes mini-batch after mini-b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -130,15 +130,18 @@ def train(
     names: Names,
     recipe: Recipe,
     updated: Callable[[int], object] = lambda updates: None,
+    course: Iterable[Sequence[tuple[Any, Any]]] = (),
 ) -> Outcome:
     """Train `model` in place; names of parameters by stage say how it is cut.
 
-    `updated` is called after each update with their number; `model` has the newest weights then.
+    Args:
+        updated: is called after each update with their number; `model` has the newest weights then.
+        course: the pieces of every mini-batch, where they are not those of `data`.
     """
     model.train()
     trainer = _Trainer(model, loss, names, recipe)
     losses = []
-    for t, pieces in enumerate(batches(data, recipe)):
+    for t, pieces in enumerate(course or batches(data, recipe)):
         losses.append(trainer.step(t, pieces))
         updated(t + 1)
     return Outcome(losses, {k: v.detach().clone() for k, v in model.state_dict().items()})

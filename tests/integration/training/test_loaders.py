@@ -34,8 +34,13 @@ from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.state.weights_files import average_path
+from tests.integration.training.delayed import Epochs
 from tests.integration.training.household import Devices, devices
+from tests.integration.training.jobs import assert_same_weights
+from tests.integration.training.test_insiders import spoil
 from tests.integration.training.test_recovery_holder import Process, again, killed
+from tests.support import delayed_reference
+from tests.support.delayed_reference import Recipe
 
 SEED = 5
 
@@ -381,6 +386,61 @@ async def test_too_little_memory_to_capture_again_is_named(
             await household.holder_run(job("late"), options).run()
     assert f"{out} has the weights of step 18. Pad it to one size" in str(e.value)
     assert out.exists()
+
+
+async def test_a_size_that_comes_late_empties_the_pipeline_without_barriers() -> None:
+    """From there on the delays count as the formula has them from an empty pipeline."""
+
+    class Mean(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.mean(dim=1)
+
+    def made() -> tuple[nn.Module, Any]:
+        torch.manual_seed(3)
+        layers = nn.Embedding(20, 8), nn.Linear(8, 8), nn.Tanh(), Mean(), nn.Linear(8, 3)
+        words = Words(later=9, alike=True)
+
+        def collate(samples: list[Any]) -> Any:
+            batch, labels = padded(samples)
+            return batch["words"], labels
+
+        return nn.Sequential(*layers), DataLoader(words, batch_size=4, collate_fn=collate)  # type: ignore[arg-type]
+
+    (model, data), optimizer = made(), SGD(lr=0.1, momentum=0.9)
+    given = Job(
+        model=model, data=data, loss=functional.cross_entropy, optimizer=optimizer, epochs=EPOCHS
+    )
+    async with devices(3) as household:
+        epochs = Epochs(household)
+        with epochs.watched():
+            options = TrainOptions(wait_for=3, planner="pp", mode="async")
+            await household.holder_run(given, options).run()
+    (started, late, *_), empty = epochs.begun, {step: cut for step, _, cut in epochs.begun}
+    assert (started[0], late[0]) == (0, 18)
+    assert len(household.plan.stages) == 3
+    other, loader = made()
+    recipe = Recipe(optimizer.build, 4, len(household.losses), empty=empty)
+    course = [[batch] for _ in range(EPOCHS) for batch in loader]
+    outcome = delayed_reference.train(
+        other, [], functional.cross_entropy, started[2], recipe, course=course
+    )
+    assert household.losses == outcome.losses
+    assert_same_weights(given, outcome)
+
+
+async def test_a_device_without_work_gets_none_after_it_is_captured_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    trained = job("late")
+    async with devices(3) as household:
+        spoil(monkeypatch, "NaN", after=20)
+        await household.holder_run(trained, TrainOptions(wait_for=3, planner="pp")).run()
+    assert_plain(household, trained, "late")
+    plans = [event for event in household.events if isinstance(event, Plan)]
+    used = [{d.name for stage in plan.stages for d in stage.devices} for plan in plans]
+    assert [plan.reason for plan in plans][-3:] == ["failure", "start", "drift"]
+    assert used[0] == {"a", "b", "c"}
+    assert used[-3:] == [{"a", "c"}] * 3
 
 
 async def test_a_loader_that_says_its_place_is_not_read_again(tmp_path: Path) -> None:
