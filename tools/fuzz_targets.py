@@ -89,6 +89,7 @@ from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.round_picture import Bar, PredictedRound, RoundPicture
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
@@ -416,12 +417,18 @@ def _training() -> list[Target]:
             *("j", ME, 3, frozenset({ME}), AT),
             rebuild=Rebuild(ME, 1, 0, 4, 3, AT, Version(9, 3)),
         ),
-        *(PrepareReply(False, 5, "why", ME, 7), FailureReport("not_finite", "why", 3, 1, 2)),
+        *(
+            PrepareReply(False, 5, "why", ME, MemoryShortage(MemoryBudgets(7, 9), True)),
+            FailureReport("not_finite", "why", 3, 1, 2),
+        ),
         *(RangeRequest(0, 1, 0, 131072, True), PassedOver("j", ME, 600.0)),
     ]
     parts: list[Blob] = [
         *(assignment(), _course(), _picture(), inventory(), planning_request()),
-        *(Fetches((Fetch(0, 4, ME), Fetch(4, 5, ME, True))), ProfileAnswer(_MEASURED, 1 << 30, 5)),
+        *(
+            Fetches((Fetch(0, 4, ME), Fetch(4, 5, ME, True))),
+            ProfileAnswer(_MEASURED, MemoryBudgets(1 << 30, 1), 5),
+        ),
     ]
     ended = FailureReport("link", "a link ended", peer=ME)
     return [
@@ -445,7 +452,11 @@ def _about_plans() -> list[Target]:
     """What a holder asks of a plan, and what it is answered."""
     measured: list[Any] = [
         MeasuredDevice(
-            name * 64, name, {**_MEASURED, "units": _MEASURED["units"] * 5}, 1 << 30, 1 << 20
+            name * 64,
+            name,
+            {**_MEASURED, "units": _MEASURED["units"] * 5},
+            MemoryBudgets(1 << 30),
+            1 << 20,
         )
         for name in ("a", "b")
     ]
@@ -463,7 +474,7 @@ def _about_plans() -> list[Target]:
         without=frozenset({"b"}),
         corrections=ProfileCorrections(),
         work=1.5,
-        lowered={"b": 1 << 20},
+        lowered={"b": MemoryBudgets(1 << 20)},
         remaining_rounds=9,
         moved_seconds_ago=(5.0,),
     )
@@ -524,7 +535,7 @@ def inventory() -> StateReport:
         3,
         holdings=(holding, StateEntry(4, 5, AT, StateKind.REPLICA)),
         linked=frozenset({"b"}),
-        budget_bytes=1 << 30,
+        memory=MemoryBudgets(1 << 30, 1 << 20),
         speeds=(("b", 1e7, 0.001),),
         measured=_MEASURED,
         logged=ReplayWindow(3, 5),

@@ -79,10 +79,10 @@ def plan_backups(
     read = _read_bytes(stages, sizes, holder) if request.checkpoints else {}
     if not request.replicas:
         return PlanBackups(tuple(stages), None, taken_bytes=read)
-    peaks = plan.predicted.peak_bytes
-    spare = {
-        device: candidate.memory_bytes - peaks.get(candidate.name, 0)
-        for device, candidate in candidates.items()
+    needed = plan.predicted.needed
+    spare = {  # copies are kept in the host's memory
+        device: one.memory.of_host - needed(one.name).in_memories_of(one.memory).of_host
+        for device, one in candidates.items()
     }
     own_slots = SLOTS_WITH_CHECKPOINTS if request.checkpoints else SLOTS
     found = assign_backup_peers(stages, sizes, spare, own_slots)

@@ -207,7 +207,7 @@ class ClusterProfiler:
             parts = limited(LARGE.most_bytes)
             reply = await self._asked(device, measure, PROFILE_TIMEOUT_SECONDS, parts)
             answer = await read_part(ProfileAnswer, reply)
-            facts = answer.memory_bytes, answer.taken_bytes, answer.compute
+            facts = answer.memory, answer.taken_bytes, answer.compute
             return MeasuredDevice(device, name, answer.measured, *facts)
         except TimeoutError:
             return LeftOut(name, f"did not answer within {PROFILE_TIMEOUT_SECONDS:.0f} s")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.coordinator.memory_model import with_full_memory
-from p2ptrain.errors import OptionError, PlanError, size_text
+from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.plan.cost.check_plan import check_kinds
 from p2ptrain.plan.simulation.simulate import Simulation, simulate
@@ -60,12 +60,15 @@ def fit_plan(
     )
     found = _simulated(plan, profile, cluster, request)
     predicted = Predicted(found.round_seconds, found.samples_per_s, found.peak_bytes)
-    memory = {c.name: c.memory_bytes for c in household.candidates}
+    memory = {c.name: c.memory for c in household.candidates}
     plan = with_full_memory(
         replace(plan, predicted=predicted),
         *(profile, request, household.holder, memory, household.accelerated),
     )
-    _check_memory(plan.predicted.peak_bytes, memory)
+    for name in sorted(plan.predicted.peak_bytes):
+        short = memory[name].shortage(plan.predicted.needed(name))
+        if short is not None:
+            raise PlanError(short.text(name, plan.predicted.needed(name)))
     return plan
 
 
@@ -159,13 +162,3 @@ def _simulated(
         return simulate_tiled(plan, profile, cluster, timeline=False, overlap=in_rounds)
     ahead = in_rounds and not request.clip
     return simulate(plan, profile, cluster, timeline=False, overlap=in_rounds, updates_ahead=ahead)
-
-
-def _check_memory(peaks: Mapping[str, int], memory: Mapping[str, int]) -> None:
-    for name, peak in sorted(peaks.items()):
-        if peak > memory[name]:
-            raise PlanError(
-                f"the plan needs {size_text(peak)} on {name}, which has {size_text(memory[name])}: "
-                f"{size_text(peak - memory[name])} missing. Free some there, allow more with "
-                "--memory, or give it fewer layers"
-            )

@@ -15,6 +15,7 @@ from p2ptrain.net.forms import Count, Key, Positive, Range, Text
 from p2ptrain.net.read_form import read_form
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, Overheads
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.plan.types.planning_file import Factor
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.unit_times import Times, TimeTable, bytes_by_flop
@@ -32,14 +33,14 @@ class MeasuredDevice:
 
     Attributes:
         taken_bytes: what the job has taken there already, to export, to know and to measure the
-            model; no part of `memory_bytes`.
+            model; no part of `memory`.
         compute: with what it was measured.
     """
 
     id: Annotated[str, Text(64)]
     name: str
     measured: Mapping[str, Any]
-    memory_bytes: Annotated[int, Range(0, 2**63)]
+    memory: MemoryBudgets
     taken_bytes: Annotated[int, Range(0, 2**63)] = 0
     compute: ComputeKind = PROCESSOR
 
@@ -47,7 +48,7 @@ class MeasuredDevice:
     def of(cls, device: str, name: str, stock: StateReport) -> MeasuredDevice:
         """As the device describes itself."""
         measured = stock.measured or {}
-        return cls(device, name, measured, stock.budget_bytes, stock.taken_bytes, stock.compute)
+        return cls(device, name, measured, stock.memory, stock.taken_bytes, stock.compute)
 
     @property
     def samples_per_s(self) -> float | None:
@@ -60,12 +61,11 @@ class MeasuredDevice:
         return int(size) / seconds if seconds > 0 else None
 
     def with_less_memory(
-        self, found_bytes: int | None, share: float = HOME.less_memory_share
+        self, short: MemoryShortage, share: float = HOME.less_memory_share
     ) -> MeasuredDevice:
-        """After it ran out of memory, with what it has now, if it knows; always less."""
-        most = smaller_budget(self.memory_bytes, share)
-        found = most if found_bytes is None else min(most, found_bytes)
-        return replace(self, memory_bytes=max(found, 0))
+        """After it ran out of one memory, with what it has of that now; always less."""
+        most = min(smaller_budget(short.of(self.memory), share), short.of(short.has))
+        return replace(self, memory=short.lowered(self.memory, most))
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class MeasuredCluster:
         devices = tuple(
             ClusterDevice(
                 name=c.name,
-                memory_bytes=max(c.memory_bytes - reserved[c.name], 0),
+                memory_bytes=max(c.memory.compute_bytes - reserved[c.name], 0),
                 holder=c.name == self.holder,
                 times=found[c.name].times,
                 overheads=found[c.name].overheads,
@@ -132,7 +132,7 @@ class MeasuredCluster:
 def is_profiled(inventory: StateReport, request: JobPlanRequest, holder: str) -> bool:
     """Whether a device has said all of itself that plans need."""
     if request.ftpipehd is not None and inventory.device != holder:
-        return inventory.budget_bytes > 0
+        return inventory.memory.compute_bytes > 0
     return inventory.measured is not None
 
 
@@ -169,7 +169,7 @@ def reserved_by_name(
     profile: Profile, request: JobPlanRequest, household: MeasuredCluster
 ) -> dict[str, int]:
     return {
-        c.name: reserved_bytes(profile, request, holder=c.name == household.holder)
+        c.name: reserved_bytes(profile, request, c.memory, holder=c.name == household.holder)
         for c in household.candidates
     }
 

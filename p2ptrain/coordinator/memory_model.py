@@ -15,6 +15,12 @@
     before     parameters and optimizer state before an optimistic update, until it counts; where
                there is no room for that, a stage waits for the commit
 
+Beside an accelerator with a memory of its own, `process`, `wire`, `samples` and `log` are in the
+host's, and all else in the accelerator's. Two things are in the host's for that reason alone:
+
+    arriving   a stage's state, on its way into the accelerator; training begins when it is there
+    summed     a group's gradients, while its devices sum them
+
 How close that comes, and how to measure it: docs/internals/memory.md.
 """
 
@@ -27,6 +33,7 @@ from dataclasses import dataclass, replace
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import FED_AHEAD, LOADED_AHEAD
 from p2ptrain.plan.cost.draft import StageGroup
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.request import PlanMode
@@ -56,14 +63,16 @@ USUAL_DEPTH = 4
 """Of a first stage, as long as it is not known."""
 
 
-def reserved_bytes(profile: Profile, request: JobPlanRequest, *, holder: bool) -> int:
-    """What a device must keep free of units, before it is known which ones it gets."""
+def reserved_bytes(
+    profile: Profile, request: JobPlanRequest, memory: MemoryBudgets, *, holder: bool
+) -> int:
+    """What a device must keep free of units where it computes, before it is known which it gets."""
     largest = max(unit.trained_bytes for unit in profile.units)
     piece = request.micro_batch or request.batch_size
     if request.asynchrony is not None:
         piece = request.asynchrony.piece(request.batch_size, request.micro_batch)
-    fed = _fed_bytes(profile, piece, USUAL_DEPTH, request)
-    return PROCESS_BYTES + largest + (fed if holder else 0)
+    fed = _fed_bytes(profile, piece, USUAL_DEPTH, request) if holder else 0
+    return NeededMemory(largest, PROCESS_BYTES + fed).of(memory).compute_bytes
 
 
 def with_full_memory(
@@ -71,7 +80,7 @@ def with_full_memory(
     profile: Profile,
     request: JobPlanRequest,
     holder: str,
-    memory_bytes: Mapping[str, int],
+    memory: Mapping[str, MemoryBudgets],
     accelerated: Collection[str] = (),
 ) -> Plan:
     """`plan`, whose predicted peaks count all that its devices take from now on.
@@ -81,21 +90,30 @@ def with_full_memory(
     Args:
         accelerated: devices that compute with an accelerator.
     """
-    peaks = {
-        name: peak + _extra_bytes(plan, profile, request, name, holder)
-        for name, peak in plan.predicted.peak_bytes.items()
+    needed = {
+        name: _needed(plan, profile, request, name, holder).of(memory[name])
+        for name in plan.predicted.peak_bytes
     }
     stages = []
     for stage in plan.stages:
         before = profile.state(*stage.units).changing_bytes
         names = [device.name for device in stage.devices]
-        has_room = all(peaks[name] + before <= memory_bytes[name] for name in names)
+        with_before = {
+            name: replace(needed[name], compute_bytes=needed[name].compute_bytes + before)
+            for name in names
+        }
+        has_room = all(memory[name].shortage(more) is None for name, more in with_before.items())
         ahead = has_room and _may_go_ahead(plan, request, holder, accelerated)
-        for name in names if ahead else ():
-            peaks[name] += before
+        if ahead:
+            needed |= with_before
         turn = stage.turn if ahead else None
         stages.append(replace(stage, goes_ahead=ahead, turn=turn))
-    predicted = replace(plan.predicted, peak_bytes=peaks)
+    on_host = {name: one.host_bytes for name, one in needed.items() if one.host_bytes is not None}
+    predicted = replace(
+        plan.predicted,
+        peak_bytes={name: one.compute_bytes for name, one in needed.items()},
+        host_peak_bytes=on_host or None,
+    )
     return replace(plan, stages=tuple(stages), predicted=predicted)
 
 
@@ -117,17 +135,50 @@ def taken_beside_bytes(taken_bytes: int) -> int:
     return max(taken_bytes - PROCESS_BYTES, 0)
 
 
-def _extra_bytes(
+@dataclass(frozen=True, slots=True)
+class NeededMemory:
+    """What a plan takes of one device.
+
+    Attributes:
+        in_compute_bytes: what lies where the device computes.
+        beside_bytes: what lies in the host's memory, whatever computes.
+        arriving_bytes, summed_bytes: what passes through the host's on its way to or from an
+            accelerator's own memory; elsewhere they are what is trained.
+    """
+
+    in_compute_bytes: int
+    beside_bytes: int
+    arriving_bytes: int = 0
+    summed_bytes: int = 0
+
+    def of(self, memory: MemoryBudgets) -> MemoryBudgets:
+        """In the memories that a device has."""
+        if memory.host_bytes is None:
+            return MemoryBudgets(self.in_compute_bytes + self.beside_bytes)
+        trains = self.beside_bytes + self.summed_bytes
+        begins = PROCESS_BYTES + self.arriving_bytes
+        return MemoryBudgets(self.in_compute_bytes, max(trains, begins))
+
+
+def _needed(
     plan: Plan, profile: Profile, request: JobPlanRequest, name: str, holder: str
-) -> int:
+) -> NeededMemory:
     parts = [*_parts(plan, profile, name)]
-    extra = PROCESS_BYTES + sum(part.extra_bytes for part in parts)
+    inside = plan.predicted.peak_bytes[name] + sum(part.extra_bytes for part in parts)
+    beside = PROCESS_BYTES + sum(part.wire_bytes for part in parts)
     if name == holder:
-        extra += _fed_bytes(profile, plan.micro_batch, plan.stages[0].warmup, request)
+        beside += _fed_bytes(profile, plan.micro_batch, plan.stages[0].warmup, request)
     if plan.mode is PlanMode.SYNC:
         sent = math.ceil(HOME.first_snapshot_rounds * sum(part.sent_bytes for part in parts))
-        extra += min(sent, replay_log_bytes(plan.predicted.peak_bytes[name] + extra))
-    return extra
+        beside += min(sent, replay_log_bytes(inside + beside))
+    own = [stage for stage in plan.stages if name in {device.name for device in stage.devices}]
+    groups = [s for s in own if len(s.devices) > 1 and plan.mode is PlanMode.SYNC]
+    return NeededMemory(
+        inside,
+        beside,
+        arriving_bytes=sum(profile.state(*stage.units).version_bytes for stage in own),
+        summed_bytes=sum(profile.state(*stage.units).summed_bytes for stage in groups),
+    )
 
 
 def _fed_bytes(profile: Profile, micro_batch: int, depth: int, request: JobPlanRequest) -> int:
@@ -165,17 +216,25 @@ class _StageMemory:
     copies_bytes: int = 0
 
     @property
+    def wire_bytes(self) -> int:
+        """Of the cuts before and after it."""
+        return math.ceil(self._wire)
+
+    @property
+    def _wire(self) -> float:
+        return PIECES_AT_A_CUT * self.piece * (self.entering_bytes + self.leaving_bytes)
+
+    @property
     def sent_bytes(self) -> float:
         """To the stages before and after it, in a round."""
         return self.samples * (self.entering_bytes + self.leaving_bytes)
 
     @property
     def extra_bytes(self) -> int:
-        """Beside parameters, gradients, optimizer state and the units' own activations."""
+        """Beside parameters, gradients, optimizer state, the units' own activations, and wire."""
         trained = [unit.trained_bytes for unit in self.units]
         kept = sum(unit.activation_bytes for unit in self.units)
         received = self.in_flight * self.entering_bytes
-        wire = PIECES_AT_A_CUT * self.piece * (self.entering_bytes + self.leaving_bytes)
         gradient = max(trained) if self.accumulates else 0
         in_heap = sum(count for count in trained if count < MMAP_THRESHOLD_BYTES)
         is_last = not self.leaving_bytes  # else they arrive, and count as what is on the wire
@@ -187,7 +246,8 @@ class _StageMemory:
             update = max(trained)
         waiting = self.waiting * sum(trained)
         own = gradient + passing + update + holes + waiting
-        return math.ceil(received + wire) + own + self.copies_bytes
+        crossing = math.ceil(received + self._wire) - self.wire_bytes
+        return crossing + own + self.copies_bytes
 
 
 def _max_passing_bytes(units: Iterable[Unit]) -> int:

@@ -5,7 +5,7 @@ A device that ran out of memory gets a plan for what it really has: its budget o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -30,6 +30,7 @@ from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
@@ -184,32 +185,59 @@ def _within_memory(
     profile, cluster = planner_question(request, household)
     found = pooled_measurements(household.candidates, profile, request.batch_size)
     reserved = reserved_by_name(profile, request, household)
-    for _ in range(MAX_PLANS):
-        plain = _plan_within(cluster, profile, request, planning, household.leaving)
-        memory = {c.name: c.memory_bytes for c in household.candidates}
+    memory = {c.name: c.memory for c in household.candidates}
+    _check_room(memory, reserved)
+    tight: dict[str, str] = {}
+    for left in reversed(range(MAX_PLANS)):
+        try:
+            plain = _plan_within(cluster, profile, request, planning, household.leaving)
+        except PlanError as error:
+            if not tight:
+                raise
+            raise PlanError("; ".join((*tight.values(), str(error)))) from error
         plan = with_full_memory(
             plain, profile, request, household.holder, memory, household.accelerated
         )
-        needed, counted = plan.predicted.peak_bytes, plain.predicted.peak_bytes
-        short = [c for c in household.candidates if needed.get(c.name, 0) > c.memory_bytes]
+        needed, counted = plan.predicted.needed, plain.predicted.peak_bytes
+        tried = {name: memory[name].shortage(needed(name)) for name in memory}
+        short = {name: one for name, one in tried.items() if one is not None}
         if not short:
-            return _with_leaving_named(plan, household)
-        reserved |= {c.name: needed[c.name] - counted[c.name] for c in short}
+            reasons = tight | dict.fromkeys(household.leaving, "it is leaving")
+            return _with_reasons(plan, reasons)
+        for name, one in short.items():
+            if one.in_host:
+                tight[name] = one.reason(name, needed(name))
+                # What it takes of the host's grows with its units, or with what crosses its cuts.
+                part = one.of(memory[name]) / one.of(needed(name)) if left > MAX_PLANS / 2 else 0
+                reserved[name] = memory[name].compute_bytes - int(part * counted[name])
+            else:
+                reserved[name] = needed(name).compute_bytes - counted[name]
         cluster = household.cluster(found, reserved)
-    name, missing = short[0].name, needed[short[0].name] - short[0].memory_bytes
+    name, one = next(iter(short.items()))
+    missing = one.of(needed(name)) - one.of(memory[name])
+    which = "host memory" if one.in_host else "memory"
     raise PlanError(
-        f"{name} has too little memory for any plan found: {size_text(missing)} missing. Free some "
-        "there, allow more with --memory, or use a smaller --micro-batch"
+        f"{name} has too little {which} for any plan found: {size_text(missing)} missing. Free "
+        "some there, allow more with --memory, or use a smaller --micro-batch"
     )
 
 
-def _with_leaving_named(plan: Plan, household: MeasuredCluster) -> Plan:
-    """With the true reason why the leaving have no part."""
-    left_out = tuple(
-        replace(out, reason="it is leaving") if out.name in household.leaving else out
-        for out in plan.left_out
-    )
-    return replace(plan, left_out=left_out)
+def _check_room(memory: Mapping[str, MemoryBudgets], reserved: Mapping[str, int]) -> None:
+    """Raises PlanError where no device has any for a layer: planners know nothing of the rest."""
+    name = max(memory, key=lambda name: memory[name].compute_bytes - reserved[name])
+    has_bytes, taken_bytes = memory[name].compute_bytes, reserved[name]
+    if has_bytes <= taken_bytes:
+        raise PlanError(
+            f"{name} may use {size_text(has_bytes)} of memory, and training takes more than "
+            f"{size_text(taken_bytes)} there: {size_text(taken_bytes - has_bytes)} missing. Free "
+            "some there, allow more with --memory, or use more devices"
+        )
+
+
+def _with_reasons(plan: Plan, reasons: Mapping[str, str]) -> Plan:
+    """With the true reasons why devices have no part, by name."""
+    left_out = (replace(out, reason=reasons.get(out.name, out.reason)) for out in plan.left_out)
+    return replace(plan, left_out=tuple(left_out))
 
 
 def _request(

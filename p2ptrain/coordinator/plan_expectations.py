@@ -20,6 +20,7 @@ from p2ptrain.plan.cost.overlap import ROUND_MESSAGES
 from p2ptrain.plan.round_picture import PredictedRound, predicted_round
 from p2ptrain.plan.simulation.simulate import draft_of, simulate
 from p2ptrain.plan.types.cluster import Cluster
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
@@ -30,17 +31,17 @@ from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
 
 
 def as_of_now(
-    candidate: MeasuredDevice, corrections: ProfileCorrections, lowered: Mapping[str, int]
+    candidate: MeasuredDevice, corrections: ProfileCorrections, lowered: Mapping[str, MemoryBudgets]
 ) -> MeasuredDevice:
     """With times as training has corrected them, and the memory that it proved to have.
 
     Args:
-        lowered: by id, the bytes that devices have left.
+        lowered: by id, what devices have left.
     """
     return replace(
         candidate,
         measured=correct_profiles(candidate.measured, corrections, candidate.id),
-        memory_bytes=min(candidate.memory_bytes, lowered.get(candidate.id, candidate.memory_bytes)),
+        memory=candidate.memory.at_most(lowered.get(candidate.id, candidate.memory)),
     )
 
 

@@ -29,6 +29,7 @@ from p2ptrain.plan import planner_registry
 from p2ptrain.plan.cost.check_plan import check_kinds
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.generation_request import ReconfigureReason
@@ -113,7 +114,7 @@ class PlanQuestion:
         """The same for one that was made before it was asked for, perhaps with fewer devices."""
         household = self.household
         plan = Plan.from_json(value, "the plan", batch_size=self.request.batch_size)
-        here = {candidate.name: candidate.memory_bytes for candidate in household.candidates}
+        here = {candidate.name: candidate.memory for candidate in household.candidates}
         used = plan.device_names
         if not used <= here.keys():
             raise ProtocolError("a plan of other devices than those it was asked for")
@@ -125,8 +126,8 @@ class PlanQuestion:
             raise ProtocolError("a plan of a planner that is not known here")
         self._check_results(plan)
         check_kinds(plan, {one.name: one.compute.kind for one in household.candidates})
-        peaks = plan.predicted.peak_bytes
-        if any(name not in peaks or peaks[name] > here[name] for name in used):
+        needed, peaks = plan.predicted.needed, plan.predicted.peak_bytes
+        if any(name not in peaks or here[name].shortage(needed(name)) for name in used):
             raise ProtocolError("a plan for which its devices have too little memory")
         said = (
             LeftOut(out.name, shown(out.reason)[:REASON_LIMIT] if out.reason else "")
@@ -212,7 +213,7 @@ class ReplanRequest(Blob):
         without: devices that are leaving.
         corrections: what training has shown of the profiles.
         work: how many times as much the plan's tasks take as it expected (`work_ratio`).
-        lowered: memory in bytes that devices proved to have less of, by id.
+        lowered: what devices proved to have less memory of, by id.
         remaining_rounds: of training, before the job ends.
         moved_seconds_ago: ages of the changes of plan that nothing forced.
     """
@@ -227,7 +228,7 @@ class ReplanRequest(Blob):
     without: frozenset[Annotated[str, Text(64)]]
     corrections: ProfileCorrections
     work: Annotated[float, Range(MIN_FACTOR, MAX_FACTOR)]
-    lowered: Mapping[str, Annotated[int, Range(0, 2**63)]]
+    lowered: Mapping[str, MemoryBudgets]
     remaining_rounds: Annotated[int, Range(0)]
     moved_seconds_ago: Annotated[tuple[float, ...], Length(4096)]
 

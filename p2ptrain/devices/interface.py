@@ -93,6 +93,7 @@ class ComputeDevice(ABC):
         kind: devices of one kind compute the same bits (vendor, architecture, torch's build).
         place: torch's name for its memory.
         is_host: its memory is the host's: nothing is copied, and nothing waited for.
+        is_in_host_memory: of an accelerator: what it takes is taken of the host's memory.
         nvidia_id: as NVIDIA's driver names it; None where that has no part.
     """
 
@@ -101,6 +102,7 @@ class ComputeDevice(ABC):
     kind: str
     place: torch.device
     is_host: bool
+    is_in_host_memory: bool = False
     nvidia_id: str | None = None
 
     @abstractmethod

@@ -25,6 +25,7 @@ class MpsDevice(ComputeDevice):
     title = "Apple GPU"
     place = torch.device("mps", 0)
     is_host = False
+    is_in_host_memory = True
 
     def __init__(self) -> None:
         self.kind = f"mps, torch {torch.__version__}"

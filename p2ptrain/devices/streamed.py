@@ -40,6 +40,8 @@ class StreamedDevice(ComputeDevice):
         self.name = str(place)
         with _failing(self.name):
             self.title = str(module.get_device_name(place))
+            found = module.get_device_properties(place)
+            self.is_in_host_memory = bool(getattr(found, "is_integrated", False))
             self._in = module.Stream(device=place)
             self._out = module.Stream(device=place)
             self._compute = module.default_stream(place)

@@ -11,6 +11,7 @@ from typing import Annotated
 
 from p2ptrain.net.fields import DEVICES_LIMIT, FrameFields
 from p2ptrain.net.forms import Bytes, Count, Id, Length, Rare, Text
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.version import VersionRow
@@ -98,11 +99,11 @@ class PrepareRequest(FrameFields):
     """Fetch and build the stages of the assignment that comes with it.
 
     Attributes:
-        needed_bytes: what the plan takes on this device.
+        needed: what the plan takes on this device.
         gather: only fetch, for the device with the data; no stage is built.
     """
 
-    needed_bytes: Bytes
+    needed: MemoryBudgets
     gather: Annotated[bool, Rare()] = False
 
 
@@ -113,11 +114,11 @@ class PrepareReply(FrameFields):
     Attributes:
         moved_bytes: weights that came over the network.
         source: the device that did not send what this one asked for.
-        memory_bytes: this device ran out of memory; it has so much.
+        short: this device has too little memory.
     """
 
     ready: bool
     moved_bytes: Bytes = 0
     reason: Annotated[str, Text(REASON_LIMIT_CHARACTERS, clean=True), Rare()] = ""
     source: Id | None = None
-    memory_bytes: Bytes | None = None
+    short: MemoryShortage | None = None

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Bytes, Id, Length, Range, Text
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.recovery.state_report import Speed
 
@@ -49,15 +50,15 @@ class ProfileAnswer(Blob):
 
     Attributes:
         measured: the profile, which planning checks; empty where no sizes were asked for.
-        memory_bytes: what the device offers.
-        taken_bytes: what the job has taken there already.
+        memory: what the device offers.
+        taken_bytes: what the job has taken of the host's there already.
         compute: with what it was measured.
     """
 
     LIMIT: ClassVar[BlobLimit] = LARGE
 
     measured: Mapping[str, Any]
-    memory_bytes: Bytes
+    memory: MemoryBudgets
     taken_bytes: Bytes
     compute: ComputeKind = PROCESSOR
 

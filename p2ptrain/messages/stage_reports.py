@@ -9,6 +9,7 @@ from typing import Annotated, TypeAlias
 from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Bytes, Count, Id, Length, Positive, Range, Rare, Text
+from p2ptrain.plan.types.memory_budgets import MemoryShortage
 from p2ptrain.process.cpu_share import CpuSpan
 
 NORMS_PER_MESSAGE = 256
@@ -60,7 +61,7 @@ class FailureReport(FrameFields):
             `link` (to `peer`, which has ended or is `back`).
         message: for the user.
         step, micro_batch, held_as, is_update: where a value is not finite.
-        memory_bytes: what the device has, where it ran out of it.
+        short: which memory the device ran out of.
     """
 
     cause: Annotated[str, Text(16)]
@@ -70,7 +71,7 @@ class FailureReport(FrameFields):
     held_as: Count | None = None
     is_update: Annotated[bool, Rare()] = False
     sender: Id | None = None
-    memory_bytes: Bytes | None = None
+    short: MemoryShortage | None = None
     peer: Id | None = None
     back: Annotated[bool, Rare()] = False
 
@@ -79,7 +80,7 @@ class FailureReport(FrameFields):
             raise ValueError("a value that is not finite, without its step")
         if self.cause == "refused" and self.sender is None:
             raise ValueError("a frame was refused, without its sender")
-        if self.cause == "memory" and self.memory_bytes is None:
+        if self.cause == "memory" and self.short is None:
             raise ValueError("out of memory, without how much there is")
         if self.cause == "link" and self.peer is None:
             raise ValueError("a link, without the device at its other end")

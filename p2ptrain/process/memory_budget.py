@@ -20,13 +20,16 @@ USABLE_SHARE = 0.8
 
 _NO_LIMIT_BYTES = 1 << 60
 
+_LIBRARY_TEXT = "STATUS_ALLOC_FAILED"
+"""Of an accelerator's libraries."""
+
 _TORCH_TEXTS = (
     "DefaultCPUAllocator",
     "std::bad_alloc",
     "could not create a primitive",  # oneDNN: no memory to compile it, or for its scratchpad
     "can't start new thread",  # no room for its stack
     "out of memory",  # an accelerator's
-    "STATUS_ALLOC_FAILED",  # its libraries'
+    _LIBRARY_TEXT,
 )
 """Of RuntimeErrors; those of processors were all seen under `ulimit -v`: convolutions, products, a
 thread's start."""
@@ -163,6 +166,15 @@ def is_out_of_memory(error: BaseException) -> bool:
         return isinstance(error, MemoryError)
     is_named = any(kind.__name__ == _TORCH_CLASS for kind in type(error).__mro__)
     return is_named or any(text in str(error) for text in _TORCH_TEXTS)
+
+
+def is_of_host(error: BaseException) -> bool:
+    """Of an error that `is_out_of_memory`: the host had none, not an accelerator of its own.
+
+    A driver that can pin no host memory says so with another class than torch's allocator.
+    """
+    is_named = any(kind.__name__ == _TORCH_CLASS for kind in type(error).__mro__)
+    return not is_named and _LIBRARY_TEXT not in str(error)
 
 
 def smaller_budget(memory_bytes: int, share: float) -> int:

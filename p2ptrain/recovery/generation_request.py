@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.choose_version import KnownPast, StateLost
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Version
@@ -40,7 +41,7 @@ class GenerationRequest:
         present: the plan that was in force, None at the start.
         stable: newest version of which every copy was acknowledged.
         without: devices that are leaving: they may give, but get nothing.
-        lowered: memory in bytes that devices proved to have less of, by id.
+        lowered: what devices proved to have less memory of, by id.
     """
 
     number: int
@@ -53,7 +54,7 @@ class GenerationRequest:
     present: Placement | None = None
     stable: Version | None = None
     without: frozenset[str] = frozenset()
-    lowered: Mapping[str, int] = field(default_factory=dict, hash=False)
+    lowered: Mapping[str, MemoryBudgets] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class ReconfigureFailure:
         number: of the request.
         again: what is in the way may pass; ask again after a while.
         spoiled: preparations that failed, one after the other; 0 = no device could be asked at all.
-        lowered: memory in bytes that devices proved to have less of meanwhile, by id.
+        lowered: what devices proved to have less memory of meanwhile, by id.
         is_plan: no plan fits: the person has to change something.
     """
 
@@ -73,5 +74,5 @@ class ReconfigureFailure:
     lost: StateLost | None = None
     again: bool = False
     spoiled: int = 0
-    lowered: Mapping[str, int] = field(default_factory=dict, hash=False)
+    lowered: Mapping[str, MemoryBudgets] = field(default_factory=dict, hash=False)
     is_plan: bool = False

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar, TypeAlias
 from p2ptrain.net.fields import check_units
 from p2ptrain.net.forms import AboveZero, Bytes, Count, Id, Length, Row, Seconds
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
+from p2ptrain.plan.types.memory_budgets import NO_MEMORY, MemoryBudgets
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.recovery.version import VersionRow
@@ -82,7 +83,7 @@ class StateReport(Blob):
         generation: newest that it prepared, ran or was asked about.
         holdings: what it has; nothing torn, nothing half arrived.
         linked: ids of the peers that it has a link to.
-        budget_bytes: what it offered the job when it was idle; less where others have taken of it.
+        memory: what it offered the job when it was idle; less where others have taken of it.
         taken_bytes: what the job takes there now.
         speeds: (peer, bytes/s, latency in seconds) as it measured them, sending.
         measured: its cached profile, None where there is none.
@@ -96,7 +97,7 @@ class StateReport(Blob):
     generation: Count = 0
     holdings: Annotated[tuple[StateEntry, ...], Length(HOLDINGS_LIMIT)] = ()
     linked: Annotated[frozenset[Id], Length(HOLDINGS_LIMIT)] = frozenset()
-    budget_bytes: Bytes = 0
+    memory: MemoryBudgets = NO_MEMORY
     taken_bytes: Bytes = 0
     speeds: Annotated[tuple[Speed, ...], Length(HOLDINGS_LIMIT)] = ()
     measured: Mapping[str, Any] | None = field(default=None, hash=False)

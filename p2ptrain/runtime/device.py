@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.energy import EnergyMeter
 from p2ptrain.runtime.io.tensor_router import TensorRouter
@@ -48,7 +49,7 @@ class LocalDevice:
 
     Attributes:
         states: what other devices may read of the jobs here.
-        budget_bytes: what a job may take here now, with what it has taken already.
+        memory: what a job may take here now, with what it has taken already.
     """
 
     mesh: Mesh
@@ -56,7 +57,7 @@ class LocalDevice:
     compute: ComputeThread
     states: TransferServer
     known: KnownModel
-    budget_bytes: Callable[[], int]
+    memory: Callable[[], MemoryBudgets]
     energy: EnergyMeter
 
     @property

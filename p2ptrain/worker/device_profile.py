@@ -33,6 +33,7 @@ from p2ptrain.model.stage.determinism import check_default_type
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.parts import limited, part_of
+from p2ptrain.plan.types.memory_budgets import NO_MEMORY, MemoryBudgets
 from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
@@ -122,21 +123,23 @@ class DeviceProfiler:
         box = None if self._known.own_samples(digest) is not None else self._unasked
         if box is not None and self._compute.device.is_host:
             kind = self._kind
-            measured, memory_bytes = await self._measure_boxed(asked, box)
+            measured, memory = await self._measure_boxed(asked, box)
         else:
             if box is not None:
                 await self._try_in_box(asked, box)
             await self.model(digest, asked.holder)  # here it is judged
-            measured, memory_bytes = await self._measure_somewhere(asked)
+            measured, memory = await self._measure_somewhere(asked)
             kind = self._kind
         if self._compute.device.is_host:  # an accelerator does not rest
             measured = at_share(measured, self._compute.share)
         taken = self.memory.note_taken()
-        self._offers = {digest: _MemoryOffer(measured, memory_bytes, taken, kind)}
-        answer = ProfileAnswer(measured, memory_bytes, taken, kind)
+        self._offers = {digest: _MemoryOffer(measured, memory, taken, kind)}
+        answer = ProfileAnswer(measured, memory, taken, kind)
         return Message(MEASURE_PROFILE, {}, (answer.to_part(),))
 
-    async def _measure_somewhere(self, asked: ProfileAsked) -> tuple[Mapping[str, Any], int]:
+    async def _measure_somewhere(
+        self, asked: ProfileAsked
+    ) -> tuple[Mapping[str, Any], MemoryBudgets]:
         """On the processor, where the accelerator has not all that the model needs."""
         try:
             return await self._measure_here(asked, self._compute.device)
@@ -152,9 +155,9 @@ class DeviceProfiler:
 
     async def _measure_here(
         self, asked: ProfileAsked, device: ComputeDevice
-    ) -> tuple[Mapping[str, Any], int]:
+    ) -> tuple[Mapping[str, Any], MemoryBudgets]:
         """In the thread that computes; and the memory left then."""
-        budget, sizes = self.memory.budget_bytes(), asked.batch_sizes
+        budget, sizes = self.memory.budgets().compute_bytes, asked.batch_sizes
         description = await self.model(asked.digest, asked.holder)
         measured: Mapping[str, Any] = {}
         if sizes:
@@ -164,27 +167,28 @@ class DeviceProfiler:
             measured = await self._measured(
                 description, sizes, budget, largest_second=asked.largest_second
             )
-        memory_bytes = self.memory.budget_bytes()
+        memory = self.memory.budgets()
         if measured and asked.company:
-            steps = work_on(description, _middle_size(measured), memory_bytes, device)
-            self._company.begin(self._company.steps(steps))
-        return measured, memory_bytes
+            size, room = _middle_size(measured), memory.compute_bytes
+            self._company.begin(self._company.steps(work_on(description, size, room, device)))
+        return measured, memory
 
     async def _measure_boxed(
         self, asked: ProfileAsked, box: UnaskedWork
-    ) -> tuple[Mapping[str, Any], int]:
+    ) -> tuple[Mapping[str, Any], MemoryBudgets]:
         """As `_measure_here`, of a model of others."""
-        budget, model = self.memory.budget_bytes(), await self._fetch(asked.digest, asked.holder)
+        budget = self.memory.budgets().compute_bytes
+        model = await self._fetch(asked.digest, asked.holder)
         measured: Mapping[str, Any] = {}
         if asked.batch_sizes:
             with timed(log, "measured"):
                 measured = await box.measure(
                     model, asked.batch_sizes, budget, largest_second=asked.largest_second
                 )
-        memory_bytes = self.memory.budget_bytes()
+        memory = self.memory.budgets()
         if measured and asked.company:
-            self._company.begin(box.work(model, _middle_size(measured), memory_bytes))
-        return measured, memory_bytes
+            self._company.begin(box.work(model, _middle_size(measured), memory.compute_bytes))
+        return measured, memory
 
     async def _try_in_box(self, asked: ProfileAsked, box: UnaskedWork) -> None:
         """Where it can do no harm: a box sees no accelerator, so that the rest runs outside.
@@ -192,10 +196,8 @@ class DeviceProfiler:
         Raises TrainingError: the model fails there, or ends its process.
         """
         if asked.batch_sizes:
-            model, room = (
-                await self._fetch(asked.digest, asked.holder),
-                self.memory.host_budget_bytes(),
-            )
+            model = await self._fetch(asked.digest, asked.holder)
+            room = self.memory.budgets().of_host
             size = (min(asked.batch_sizes),)
             with timed(log, "tried_in_box"):
                 await box.measure(model, size, room, largest_second=False, briefly=True)
@@ -265,7 +267,7 @@ class DeviceProfiler:
         return replace(
             inventory,
             linked=inventory.linked - away,
-            budget_bytes=0 if offer is None else self.memory.still_offered(offer.memory_bytes),
+            memory=NO_MEMORY if offer is None else self.memory.still_offered(offer.memory),
             taken_bytes=0 if offer is None else offer.taken_bytes,
             speeds=tuple((peer, *speed) for peer, speed in self._speeds.items()),
             measured=offer.measured or None if offer is not None and is_now else None,
@@ -336,7 +338,7 @@ class _MemoryOffer:
     """
 
     measured: Mapping[str, Any]
-    memory_bytes: int
+    memory: MemoryBudgets
     taken_bytes: int
     kind: ComputeKind
 

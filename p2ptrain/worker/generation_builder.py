@@ -13,7 +13,9 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import TypeAlias
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner, task_scope
@@ -31,6 +33,7 @@ from p2ptrain.model.stage.optimizer_spec import (
 )
 from p2ptrain.model.stage.result_sizes import stage_needs
 from p2ptrain.plan.types.allocation import Allocation, sample_ranges
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.cores import worker_events
@@ -48,6 +51,9 @@ from p2ptrain.worker.job_store import FoundTensors, JobStore
 log = get_logger(__name__)
 
 
+ShortOf: TypeAlias = Callable[[MemoryBudgets], MemoryShortage | None]
+
+
 class GenerationBuild:
     """The way from an assignment to stages that may begin: `fetch`, `build`, `take`; or `give_up`.
 
@@ -55,7 +61,7 @@ class GenerationBuild:
         tasks: whose the work is.
         feed: reports the result to the rules.
         look: has a version looked through, something of which does not fit its digests.
-        planned_bytes: what the plan takes here.
+        planned: what the plan takes here.
         gathers: nothing is built of what is fetched.
 
     Attributes:
@@ -71,7 +77,7 @@ class GenerationBuild:
         tasks: TaskOwner,
         feed: Callable[[worker_events.DeviceEvent], None],
         look: Callable[[Version], None],
-        planned_bytes: int,
+        planned: MemoryBudgets,
         *,
         gathers: bool,
     ) -> None:
@@ -84,7 +90,7 @@ class GenerationBuild:
         self._tasks = tasks
         self._feed = feed
         self._look = look
-        self._planned_bytes = planned_bytes
+        self._planned = planned
         self._gathers = gathers
         self._built: HostedStages | None = None
         self._task: asyncio.Task[None] | None = None
@@ -95,10 +101,10 @@ class GenerationBuild:
         # What an old generation takes is free once the new one begins.
         engaged = self._store.engagement is not None
         short_of = partial(memory.short_of, engaged=engaged)
-        short_bytes = short_of(self._planned_bytes)
-        if short_bytes is None and not self._gathers:
-            memory.expect(self._planned_bytes, engaged=engaged)
-        work = self._fetch(fetches, short_of, short_bytes)
+        short = short_of(self._planned)
+        if short is None and not self._gathers:
+            memory.expect(self._planned, engaged=engaged)
+        work = self._fetch(fetches, short_of, short)
         self._task = self._tasks.spawn(work, f"fetch {self.assignment.key.generation}")
 
     def build(self) -> None:
@@ -124,14 +130,13 @@ class GenerationBuild:
     async def _fetch(
         self,
         fetches: tuple[Fetch, ...],
-        short_of: Callable[[int], int | None],
-        short_bytes: int | None,
+        short_of: ShortOf,
+        short: MemoryShortage | None,
     ) -> None:
         generation = self.assignment.key.generation
-        if short_bytes is not None:
-            self._feed(
-                worker_events.PrepareFailed(generation, "out of memory", memory_bytes=short_bytes)
-            )
+        if short is not None:
+            why = short.text(self._mesh.name, self._planned)
+            self._feed(worker_events.PrepareFailed(generation, why, short=short))
             return
         try:
             if not self._gathers and self.assignment.holder != self._mesh.self_id:
@@ -143,9 +148,10 @@ class GenerationBuild:
         else:
             self._feed(worker_events.Fetched(generation))
 
-    async def _know_sizes(self, short_of: Callable[[int], int | None]) -> None:
+    async def _know_sizes(self, short_of: ShortOf) -> None:
         """Of a model of another device's, whatever the plan says."""
         description, spec = await self._description(), await self._spec()
+        apart = self._around.measures.memory.budgets().has_two
 
         def look() -> None:
             refuse_large_stages(
@@ -153,8 +159,9 @@ class GenerationBuild:
                 description,
                 self._mesh.self_id,
                 optimizer_state_ratio(spec, trained_parameters(description)),
-                self._planned_bytes,
+                self._planned,
                 short_of,
+                apart=apart,
             )
 
         with timed(log, "sizes_known"):
@@ -225,7 +232,7 @@ class GenerationBuild:
         description = await self._description()
         versions = self._store.versions(description)
         self._built = HostedStages(
-            self.assignment, description, self._around.shell, versions, self._planned_bytes
+            self.assignment, description, self._around.shell, versions, self._planned
         )
 
         async def parts(place: StageAssignment) -> Named:
@@ -251,12 +258,12 @@ class GenerationBuild:
         return await self._compute.run((0,), partial(received, self.assignment.optimizer))
 
     def _failure(self, error: Exception) -> worker_events.PrepareFailed:
-        memory_bytes, source = None, None
+        short, source = None, None
         if isinstance(error, StageTooLarge):
-            memory_bytes = error.memory_bytes
+            short = error.short
             log.warning("stage_too_large", why=str(error))
         elif is_out_of_memory(error):
-            memory_bytes = self._around.measures.memory.budget_bytes()
+            short = self._around.measures.memory.ran_out(error)
         elif isinstance(error, SourceFailed):
             source = error.peer
         elif isinstance(error, ChecksumMismatch):
@@ -264,9 +271,7 @@ class GenerationBuild:
         elif not isinstance(error, Error):
             log.error("not_made_ready", why=repr(error), exc_info=error)
         reason = str(error) or type(error).__name__
-        return worker_events.PrepareFailed(
-            self.assignment.key.generation, reason, source, memory_bytes
-        )
+        return worker_events.PrepareFailed(self.assignment.key.generation, reason, source, short)
 
 
 KNOWN_WITHIN = 1.25
@@ -278,12 +283,12 @@ class StageTooLarge(TooLarge):
     """More than this device offers.
 
     Attributes:
-        memory_bytes: what a plan may count with here, as plans count.
+        short: what a plan may count with here, as plans count.
     """
 
-    def __init__(self, message: str, memory_bytes: int) -> None:
+    def __init__(self, message: str, short: MemoryShortage) -> None:
         super().__init__(message)
-        self.memory_bytes = memory_bytes
+        self.short = short
 
 
 def refuse_large_stages(
@@ -291,15 +296,18 @@ def refuse_large_stages(
     description: ModelDescription,
     device: str,
     state_ratio: float,
-    planned_bytes: int,
-    short_of: Callable[[int], int | None],
+    planned: MemoryBudgets,
+    short_of: ShortOf,
+    *,
+    apart: bool,
 ) -> None:
     """Do nothing where the stages of `device` fit.
 
     Args:
         state_ratio: bytes that the optimizer keeps for one of a parameter.
-        planned_bytes: what the plan says that they take together.
-        short_of: bytes -> the memory there is, where that is too little.
+        planned: what the plan says that they take together.
+        short_of: which memory there is too little of for so much.
+        apart: the device computes in a memory beside the host's, where the state arrives.
 
     Raises:
         StageTooLarge: they do not; nothing of them has run.
@@ -307,21 +315,22 @@ def refuse_large_stages(
         RuntimeError, IndexError, ValueError: torch refuses shapes.
     """
     places = [assignment.stages[index] for index in assignment.stages_of(device)]
-    known_bytes = sum(
-        stage_bytes(assignment, description, place, device, state_ratio) for place in places
-    )
-    needed_bytes = math.ceil(known_bytes / KNOWN_WITHIN)
-    if needed_bytes <= planned_bytes:
+    each = [stage_bytes(assignment, description, one, device, state_ratio) for one in places]
+    arriving_bytes = sum(one.host_bytes or 0 for one in each)
+    known = MemoryBudgets(sum(one.compute_bytes for one in each), arriving_bytes if apart else None)
+    needed = replace(known, compute_bytes=math.ceil(known.compute_bytes / KNOWN_WITHIN))
+    if planned.shortage(needed) is None:
         return  # there is room for that
-    offered_bytes = short_of(needed_bytes)
-    if offered_bytes is None:
+    short = short_of(needed)
+    if short is None:
         return
     units = " and ".join(f"{place.first} to {place.end - 1}" for place in places)
+    known_bytes, planned_bytes, has_bytes = map(short.of, (known, planned, short.has))
+    where = "of the host's memory" if short.in_host else "of memory"
     raise StageTooLarge(
-        f"layers {units} need {size_text(known_bytes)} of memory ({size_text(planned_bytes)} in "
-        "the "
-        f"plan), and this device may use {size_text(offered_bytes)}",
-        int(planned_bytes * offered_bytes / known_bytes),
+        f"layers {units} need {size_text(known_bytes)} {where} ({size_text(planned_bytes)} in the "
+        f"plan), and this device may use {size_text(has_bytes)}",
+        replace(short, has=short.lowered(short.has, int(planned_bytes * has_bytes / known_bytes))),
     )
 
 
@@ -331,8 +340,11 @@ def stage_bytes(
     place: StageAssignment,
     device: str,
     state_ratio: float,
-) -> int:
-    """Of one stage on one device, training and evaluating. Raises as `refuse_large_stages`."""
+) -> MemoryBudgets:
+    """Of one stage on one device, training and evaluating; and its state, as it arrives.
+
+    Raises as `refuse_large_stages`.
+    """
     units, samples = (place.first, place.end), assignment.micro_batch
     part = _part(place, device)
     trained = stage_needs(description, *units, "train", _samples(place, device, samples))
@@ -342,7 +354,10 @@ def stage_bytes(
         evaluated = stage_needs(description, *units, "eval", few)
         values = max(values, evaluated.peak_bytes)
     learned = (1 + state_ratio) * trained.trainable_bytes  # gradients, and what the optimizer keeps
-    return math.ceil(trained.state_bytes + learned + part * values)
+    return MemoryBudgets(
+        math.ceil(trained.state_bytes + learned + part * values),
+        math.ceil(trained.state_bytes + state_ratio * trained.trainable_bytes),
+    )
 
 
 def _part(place: StageAssignment, device: str) -> float:

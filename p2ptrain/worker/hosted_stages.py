@@ -30,6 +30,7 @@ from p2ptrain.model.stage.optimizer import AVERAGE, StageOptimizer, trained_para
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.tensor_codec import copy_into
+from p2ptrain.plan.types.memory_budgets import NO_MEMORY, MemoryBudgets, MemoryShortage
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.rebuild_plan import replay_log_bytes
@@ -71,19 +72,19 @@ class HostedStages:
         description: ModelDescription,
         shell: LocalDevice,
         store: SnapshotStore | None = None,
-        planned_bytes: int = 0,
+        planned: MemoryBudgets = NO_MEMORY,
     ) -> None:
         """Take the part that `assignment` gives this device.
 
         Args:
             store: where kept copies go: the job's, if it outlives this generation.
-            planned_bytes: what the plan takes here.
+            planned: what the plan takes here.
         """
         self.assignment = assignment
         self.description = description
         self.store = SnapshotStore(description) if store is None else store
         self.runners: dict[int, SyncStageExecutor | AsyncStageExecutor] = {}
-        self.log = ReplayLog(assignment.version.step, replay_log_bytes(planned_bytes))
+        self.log = ReplayLog(assignment.version.step, replay_log_bytes(planned.total_bytes))
         self._shell = shell
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -371,7 +372,9 @@ def _storage_starts(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()
 
 
-def failure_report(error: BaseException, budget_bytes: Callable[[], int]) -> FailureReport:
+def failure_report(
+    error: BaseException, ran_out: Callable[[BaseException], MemoryShortage]
+) -> FailureReport:
     """The cause, in the words of `HolderGeneration`, and a text for the user."""
     if isinstance(error, MicroBatchNotFinite):
         return FailureReport(
@@ -385,7 +388,7 @@ def failure_report(error: BaseException, budget_bytes: Callable[[], int]) -> Fai
     if isinstance(error, FrameRefused):
         return FailureReport("refused", str(error), sender=error.sender)
     if is_out_of_memory(error):
-        return FailureReport("memory", "it ran out of memory", memory_bytes=budget_bytes())
+        return FailureReport("memory", "it ran out of memory", short=ran_out(error))
     message = str(error) if isinstance(error, Error) else f"{type(error).__name__}: {error}"
     return FailureReport(_cause(error), message)
 

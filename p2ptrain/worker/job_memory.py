@@ -2,18 +2,24 @@
 
 On a processor it is what the machine has. On an accelerator weights, their gradients and what waits
 for a backward lie in its own memory; snapshots, replicas, logs and what is on the wire lie in the
-host's. Plans count them together, so that a device offers the smaller of both.
+host's. Plans count each, unless both are one memory (Apple's, and processors' graphics): then the
+accelerator may take a part of it, and everything counts together.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.manners.condition import MemoryInUse
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.process.allocator import MemoryCeiling, trim_heap
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.memory_budget import (
     USABLE_SHARE,
     anonymous_bytes,
     available_memory_bytes,
+    is_of_host,
     usable_memory_bytes,
 )
 
@@ -27,7 +33,8 @@ class JobMemory:
 
     Args:
         compute: on what a job computes here; it may change.
-        memory_bytes: what p2ptrain may use here, or None: what is available.
+        memory_bytes: what p2ptrain may use of the memory that it computes in, or None: what is
+            available.
         ceiling: memory that jobs may take here.
     """
 
@@ -58,62 +65,76 @@ class JobMemory:
         found = device.memory()
         return MemoryInUse(used_bytes, found.total_bytes, found.taken_bytes)
 
-    def short_of(self, needed_bytes: int, *, engaged: bool) -> int | None:
-        """The memory there is, where a part would need more of it, now that it is to begin.
+    def short_of(self, needed: MemoryBudgets, *, engaged: bool) -> MemoryShortage | None:
+        """Which memory is too small for a part, now that it is to begin, and what there is.
 
         Args:
             engaged: what the job takes here now is free once the part begins.
         """
         trim_heap()
         free = available_memory_bytes() + (self._held_bytes() if engaged else 0)
-        if needed_bytes <= self._most(free, 1.0):
+        short = self._budgets(free, 1.0).shortage(needed)
+        if short is None:
             return None
-        return self.whole_budget_bytes() if engaged else self.budget_bytes()
+        return replace(short, has=self.whole_budgets() if engaged else self.budgets())
 
-    def expect(self, needed_bytes: int, *, engaged: bool) -> None:
+    def ran_out(self, error: BaseException) -> MemoryShortage:
+        """Which memory an error that `is_out_of_memory` was about, and what a job may take."""
+        return MemoryShortage(has := self.whole_budgets(), has.has_two and is_of_host(error))
+
+    def expect(self, needed: MemoryBudgets, *, engaged: bool) -> None:
         """Hold the process against what the part that begins was planned to need; as `short_of`."""
         if self._ceiling is not None:
             held_bytes = self._held_bytes() if engaged else 0
-            self._ceiling.plan(needed_bytes, anonymous_bytes() - held_bytes)
+            self._ceiling.plan(needed.of_host, anonymous_bytes() - held_bytes)
 
-    def host_budget_bytes(self) -> int:
-        """What may be taken of the host's memory now."""
-        trim_heap()  # what measuring, or a job before, has used is free for the next
-        return usable_memory_bytes()
-
-    def budget_bytes(self) -> int:
+    def budgets(self) -> MemoryBudgets:
         """What a job may take now, beside what it takes."""
-        return self._most(self.host_budget_bytes(), ACCELERATOR_SHARE)
+        trim_heap()  # what measuring, or a job before, has used is free for the next
+        return self._budgets(usable_memory_bytes(), ACCELERATOR_SHARE)
 
-    def whole_budget_bytes(self) -> int:
+    def whole_budgets(self) -> MemoryBudgets:
         """What a job may take now, with what it has taken since this device measured its model."""
         free = int((available_memory_bytes() + self._held_bytes()) * USABLE_SHARE)
-        return self._most(free, ACCELERATOR_SHARE)
+        return self._budgets(free, ACCELERATOR_SHARE)
 
-    def still_offered(self, offered_bytes: int) -> int:
+    def still_offered(self, offered: MemoryBudgets) -> MemoryBudgets:
         """Of what this device offered when it was idle.
 
         What others take meanwhile comes from the part that was left free. Only where they have
         taken more is it less: else no two plans would be made for the same memory.
         """
-        free = available_memory_bytes() + self._held_bytes()
-        if min(free, self._inside_bytes(1.0, free)) >= offered_bytes:
-            return offered_bytes
-        return min(offered_bytes, self.whole_budget_bytes())
+        free, now = available_memory_bytes() + self._held_bytes(), self.whole_budgets()
+        if now.has_two != offered.has_two:
+            return now  # its accelerator has failed since
+        for _ in range(2):
+            short = self._budgets(free, 1.0).shortage(offered)
+            if short is not None:
+                offered = short.lowered(offered, short.of(now))
+        return offered
 
     def _held_bytes(self) -> int:
         """What a job has taken of this process since its model was measured."""
         return max(anonymous_bytes() - self._idle_bytes - self._taken_bytes, 0)
 
-    def _most(self, free_bytes: int, share: float) -> int:
-        """What a job may take of what is free in both memories."""
-        most = min(free_bytes, self._inside_bytes(share, free_bytes))
-        return most if self._memory_bytes is None else min(self._memory_bytes, most)
+    def _budgets(self, free_bytes: int, share: float) -> MemoryBudgets:
+        found = device_budgets(self._compute.device, free_bytes, share)
+        if self._memory_bytes is None:
+            return found
+        return replace(found, compute_bytes=min(self._memory_bytes, found.compute_bytes))
 
-    def _inside_bytes(self, share: float, host_bytes: int) -> int:
-        """Of the accelerator's own memory: what torch's allocator keeps there is free for a job."""
-        device = self._compute.device
-        if device.is_host:
-            return host_bytes
-        found = device.memory()
-        return int((found.free_bytes + found.taken_bytes) * share)
+
+def device_budgets(device: ComputeDevice, free_bytes: int, share: float) -> MemoryBudgets:
+    """What a job may take of a device's memories.
+
+    Args:
+        free_bytes: of the host's.
+        share: of what is free in an accelerator's: what torch's allocator keeps there is, too.
+    """
+    if device.is_host:
+        return MemoryBudgets(free_bytes)
+    found = device.memory()
+    own_bytes = int((found.free_bytes + found.taken_bytes) * share)
+    if device.is_in_host_memory:
+        return MemoryBudgets(min(own_bytes, free_bytes))
+    return MemoryBudgets(own_bytes, free_bytes)

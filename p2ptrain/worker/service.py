@@ -124,14 +124,13 @@ class WorkerService:
         self.measures = DeviceProfiler(
             mesh, compute, profiles, memory_bytes, ceiling, box, emit, known, judge
         )
-        budget_bytes = self.measures.memory.whole_budget_bytes
         self.device = LocalDevice(
             mesh,
             TensorRouter(mesh),
             compute,
             TransferServer(mesh),
             known,
-            budget_bytes,
+            self.measures.memory.whole_budgets,
             _meter(compute),
         )
         self._emit = emit
@@ -394,7 +393,7 @@ class WorkerService:
             log.debug("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
         if isinstance(error, AcceleratorFailed):
             self.compute.give_up_device(error)
-        report = failure_report(error, self.measures.memory.whole_budget_bytes)
+        report = failure_report(error, self.measures.memory.ran_out)
         await self._send_failed(assignment, stage, report)
 
     async def _notify_holder(self, assignment: Assignment, report: FailureReport) -> None:

@@ -152,7 +152,7 @@ class WorkerSession:
         asked = worker_events.PrepareAsked(number, peer, placed, fetches)
         self._asked = GenerationBuild(
             *(assignment, self._around, self._store, self._tasks, self._feed, self._look),
-            request.needed_bytes,
+            request.needed,
             gathers=request.gather,
         )
         answer = await self._answer(asked)
@@ -368,9 +368,7 @@ class WorkerSession:
             self._answers.give(answer.request, Message(PREPARE, ready.fields()))
             return
         self._give_up("could not be made ready")
-        reply = PrepareReply(
-            False, moved_bytes, trouble.reason, trouble.source, trouble.memory_bytes
-        )
+        reply = PrepareReply(False, moved_bytes, trouble.reason, trouble.source, trouble.short)
         self._answers.give(answer.request, Message(PREPARE, reply.fields()))
 
     def _give_up(self, why: str) -> None:

@@ -127,7 +127,7 @@ def measured_profile(
     from p2ptrain.process.host_process import keep_freed_memory
     from p2ptrain.process.memory_budget import usable_memory_bytes
     from p2ptrain.profiling.measure_units import measure_units
-    from p2ptrain.worker.job_memory import ACCELERATOR_SHARE
+    from p2ptrain.worker.job_memory import ACCELERATOR_SHARE, device_budgets
 
     keep_freed_memory()
     if threads is not None:
@@ -138,8 +138,7 @@ def measured_profile(
     try:
         if device is not None:
             device.prepare_thread()
-            free_bytes = device.memory().free_bytes
-            memory_bytes = min(memory_bytes, int(ACCELERATOR_SHARE * free_bytes))
+            memory_bytes = device_budgets(device, memory_bytes, ACCELERATOR_SHARE).compute_bytes
         measured = measure_units(
             prepared.captured.description,
             batch_sizes=batch_sizes,

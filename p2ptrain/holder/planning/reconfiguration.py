@@ -35,6 +35,7 @@ from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
+from p2ptrain.plan.types.memory_budgets import NO_MEMORY
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
@@ -228,14 +229,14 @@ class Reconfiguration:
         in_force = self._request.in_force
         assert in_force is not None
         assignment = assignment_on_one(in_force.assignment, placed)
-        request = PrepareRequest(0, gather=True)
+        request = PrepareRequest(NO_MEMORY, gather=True)
         trouble = await self._made_ready(device, assignment, request, wanted)
         self._events.put_nowait(reconfigure_events.DeviceReady(placed.generation, device, trouble))
 
     async def _prepare(self, device: str, placed: Placement, wanted: tuple[Fetch, ...]) -> None:
         made, name = self._made[placed.generation], self._name(device)
         assignment = assignment_of(self._request.planning, made.plan, placed)
-        request = PrepareRequest(made.plan.predicted.peak_bytes.get(name, 0))
+        request = PrepareRequest(made.plan.predicted.needed(name))
         trouble = await self._made_ready(device, assignment, request, wanted)
         self._events.put_nowait(reconfigure_events.DeviceReady(placed.generation, device, trouble))
 
@@ -273,13 +274,13 @@ class Reconfiguration:
     def _trouble(
         self, device: str, generation: int, reply: PrepareReply, made: PlannedAttempt | None
     ) -> PrepareFailed:
-        reason, memory_bytes = reply.reason or "?", reply.memory_bytes
-        if memory_bytes is not None:
-            log.info("out_of_memory", device=self._name(device), has=memory_bytes)
+        reason, short = reply.reason or "?", reply.short
+        if short is not None:
+            log.info("out_of_memory", device=self._name(device), why=reason)
             if made is not None and device in made.candidates:
-                less = made.candidates[device].with_less_memory(memory_bytes, self._less)
-                memory_bytes = less.memory_bytes
-            return PrepareFailed(generation, reason, memory_bytes=memory_bytes)
+                less = made.candidates[device].with_less_memory(short, self._less)
+                short = replace(short, has=less.memory)
+            return PrepareFailed(generation, reason, short=short)
         log.info("not_made_ready", device=self._name(device), why=reason)
         if reply.source is not None:
             return PrepareFailed(generation, reason, source=reply.source)

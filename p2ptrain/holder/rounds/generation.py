@@ -59,6 +59,7 @@ from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage import cross_stage_gradients
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
+from p2ptrain.plan.types.memory_budgets import MemoryShortage
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.stall_detector import ProgressCounters
@@ -123,7 +124,7 @@ class HolderGeneration:
         self._description = description
         self._mesh = mesh = device.mesh
         self._states = device.states
-        self._budget_bytes = device.budget_bytes
+        self._memory = device.memory
         self._check = check
         self._on_link = on_link
         self._is_held_up = is_held_up
@@ -371,8 +372,8 @@ class HolderGeneration:
 
     def short_here(self) -> StageOutOfMemory:
         """This device has no memory for what it loads, or for what comes back."""
-        me = self._mesh.self_id
-        return StageOutOfMemory(me, self.name(me), self._budget_bytes())
+        me, has = self._mesh.self_id, self._memory()
+        return StageOutOfMemory(me, self.name(me), MemoryShortage(has, has.has_two))
 
     # -- what comes in ---------------------------------------------------------------------------
 
@@ -414,8 +415,8 @@ class HolderGeneration:
                 )
             case FailureReport(cause="refused", sender=str(sender)):
                 self.tracker.fail(SentWrong(sender, reason, peer))
-            case FailureReport(cause="memory", memory_bytes=int(has)):
-                self.tracker.fail(StageOutOfMemory(peer, name, has))
+            case FailureReport(cause="memory", short=MemoryShortage() as short):
+                self.tracker.fail(StageOutOfMemory(peer, name, short))
             case FailureReport(cause="user"):
                 error = TrainingError(f"{name}: {reason}")
                 self.tracker.fail(PartFailed(peer, name, error))
@@ -483,12 +484,13 @@ class HolderGeneration:
 
 
 class StageOutOfMemory(TrainingError):
-    """A device could not hold its part; `memory_bytes` is what it may use for the job now."""
+    """A device could not hold its part; `short` has what it may use for the job now."""
 
-    def __init__(self, device: str, name: str, memory_bytes: int) -> None:
-        super().__init__(f"{name} ran out of memory")
+    def __init__(self, device: str, name: str, short: MemoryShortage) -> None:
+        beside = " beside its accelerator's" if short.in_host else ""
+        super().__init__(f"{name} ran out of memory{beside}")
         self.device, self.name = device, name
-        self.memory_bytes = memory_bytes
+        self.short = short
 
 
 class PartFailed(PeerError):

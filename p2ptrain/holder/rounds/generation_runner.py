@@ -276,12 +276,17 @@ class GenerationRunner:
         if not generation.assignment.stages_of(error.device):  # the holder: no plan asks less of it
             self._lose_touch(generation, error)
             return
-        asked = self._answer.plan["predicted"]["peak_bytes"].get(error.name, error.memory_bytes)
+        short = error.short
+        planned = self._answer.plan["predicted"].get(
+            "host_peak_bytes" if short.in_host else "peak_bytes", {}
+        )
+        asked = planned.get(error.name, short.of(short.has))
         step, has_begun = self._reports.reported.step, self._reports.steps_made
         when = f"after step {step}" if has_begun else "in the first round"
         self._reports.warn(f"{error} {when}: planning with what it has")
-        most = min(error.memory_bytes, smaller_budget(asked, self._settings.less_memory_share))
-        self._post(holder_events.DeviceOutOfMemory(error.device, most))
+        most = min(short.of(short.has), smaller_budget(asked, self._settings.less_memory_share))
+        less = short.lowered(short.has, most)
+        self._post(holder_events.DeviceOutOfMemory(error.device, less))
 
     def _lose_touch(self, generation: HolderGeneration, error: Exception) -> None:
         """Something cannot be reached; the mesh finds out what, or nothing is wrong any more."""

@@ -77,7 +77,7 @@ def _largest_unit(question: Question, samples: int) -> str | None:
     unit = needs.index(max(needs))
     return (
         f'layer "{cost.profile.units[unit].name}" needs {size_text(needs[unit])}, and no device '
-        f"has more than the {size_text(memory)} of {cost.name(biggest)}: "
+        f"has more than the {size_text(memory)} that {cost.name(biggest)} has for layers: "
         f"{size_text(needs[unit] - memory)} missing"
     )
 

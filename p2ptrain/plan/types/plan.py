@@ -16,6 +16,7 @@ from p2ptrain.errors import OptionError
 from p2ptrain.net.forms import By, Range, Rare, Seconds, Text
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.planning_file import (
     MANY,
     Factor,
@@ -154,11 +155,22 @@ def _listed(stage: PlannedStage) -> _StageFile:
 
 @dataclass(frozen=True, slots=True)
 class Predicted:
-    """What the plain cost model says of one round."""
+    """What the plain cost model says of one round.
+
+    Attributes:
+        peak_bytes: by device, of the memory that it computes in.
+        host_peak_bytes: of the host's, of devices with an accelerator that has its own memory.
+    """
 
     round_seconds: Seconds
     samples_per_s: Seconds
     peak_bytes: Annotated[Mapping[str, Whole], MANY]
+    host_peak_bytes: Annotated[Mapping[str, Whole], MANY] | None = None
+
+    def needed(self, device: str) -> MemoryBudgets:
+        """Of each memory of a device, by name; nothing of one that has no part."""
+        host = self.host_peak_bytes or {}
+        return MemoryBudgets(self.peak_bytes.get(device, 0), host.get(device))
 
 
 @dataclass(frozen=True, slots=True)

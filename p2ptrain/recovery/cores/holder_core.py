@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from p2ptrain.errors import InternalError
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.cores import holder_events, holder_instructions
 from p2ptrain.recovery.cores.job_history import JobHistory
@@ -125,7 +126,7 @@ class HolderCore:
         return frozenset(self._there.alive)
 
     @property
-    def lowered(self) -> Mapping[str, int]:
+    def lowered(self) -> Mapping[str, MemoryBudgets]:
         """Memory in bytes that devices proved to have less of."""
         return dict(self._refusals.lowered)
 
@@ -169,8 +170,8 @@ class HolderCore:
                 self._on_link_trouble(one, other)
             case holder_events.LinkRestored(one, other):
                 self._settling.link_back(one, other)
-            case holder_events.DeviceOutOfMemory(device, memory_bytes):
-                self._refusals.lowered[device] = memory_bytes
+            case holder_events.DeviceOutOfMemory(device, memory):
+                self._refusals.lowered[device] = memory
                 self._trouble()
             case holder_events.RoundInterrupted(reason):
                 if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):

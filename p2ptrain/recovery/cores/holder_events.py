@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.choose_version import FullSnapshot, VersionChoice
 from p2ptrain.recovery.generation_request import ReconfigureFailure, ReconfigureReason
 from p2ptrain.recovery.placement import Placement
@@ -69,11 +70,11 @@ class DeviceOutOfMemory(OwnHolderEvent):
     """A device of the plan ran out of memory.
 
     Attributes:
-        memory_bytes: what it has, as far as is known now.
+        memory: what it has, as far as is known now.
     """
 
     device: str
-    memory_bytes: int
+    memory: MemoryBudgets
 
 
 @dataclass(frozen=True, slots=True)

@@ -197,7 +197,7 @@ class ChangeCore:
         passes = (
             trouble is None
             or trouble.is_link
-            or trouble.memory_bytes is not None
+            or trouble.short is not None
             or trouble.source is not None
         )
         reason = f"{spent} attempts to start again failed{why}"
@@ -351,8 +351,8 @@ class ChangeCore:
         if ready_for_none or choice is None or device not in self._waiting:
             return
         if trouble is not None:
-            if trouble.memory_bytes is not None:
-                self._lowered[device] = trouble.memory_bytes
+            if trouble.short is not None:
+                self._lowered[device] = trouble.short.has
             self._spoiled[choice.version] += trouble.source is not None
             self._last_trouble = trouble
             self._try_again()

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.choose_version import RollForward, VersionChoice
 from p2ptrain.recovery.cores.worker_events import PrepareFailed
 from p2ptrain.recovery.fetch_plan import Fetch
@@ -110,7 +111,7 @@ class MakePlan(OwnChangeInstruction):
     choice: VersionChoice
     devices: frozenset[str]
     left_out: Mapping[str, tuple[str, ...]] = dataclasses.field(hash=False)
-    lowered: Mapping[str, int] = dataclasses.field(hash=False)
+    lowered: Mapping[str, MemoryBudgets] = dataclasses.field(hash=False)
     present: Placement | None = None
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.cores.holder_instructions import StopJob
 from p2ptrain.recovery.cores.liveness import DeviceLiveness
 from p2ptrain.recovery.generation_request import ReconfigureFailure
@@ -69,11 +70,11 @@ class RetryPolicy:
     """See the module.
 
     Attributes:
-        lowered: memory in bytes that devices proved to have less of, by id.
+        lowered: what devices proved to have less memory of, by id.
     """
 
     def __init__(self) -> None:
-        self.lowered: dict[str, int] = {}
+        self.lowered: dict[str, MemoryBudgets] = {}
         self._spoiled = 0  # requests in a row
         self._unseen = 0  # the same, while a device that is alive did not answer
 
@@ -85,8 +86,8 @@ class RetryPolicy:
         self, refused: ReconfigureFailure, there: DeviceLiveness, *, someone_leaves: bool
     ) -> Verdict:
         """What follows from one."""
-        for device, memory_bytes in refused.lowered.items():
-            self.lowered[device] = min(memory_bytes, self.lowered.get(device, memory_bytes))
+        for device, memory in refused.lowered.items():
+            self.lowered[device] = memory.at_most(self.lowered.get(device, memory))
         self._spoiled += refused.spoiled > 0
         if refused.again:
             return self._again(refused.reason)

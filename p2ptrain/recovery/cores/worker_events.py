@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from p2ptrain.plan.types.memory_budgets import MemoryShortage
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.placement import Placement
@@ -160,13 +161,13 @@ class PrepareFailed(AboutPreparation):
 
     Attributes:
         source: the peer that could not deliver.
-        memory_bytes: what this device has, where it was too little.
+        short: which memory of this device was too small.
         is_link: only the link to it ended.
     """
 
     reason: str
     source: str | None = None
-    memory_bytes: int | None = None
+    short: MemoryShortage | None = None
     is_link: bool = False
 
 

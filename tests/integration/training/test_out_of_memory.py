@@ -20,6 +20,7 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import Message
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.runtime import stage_sender
 from p2ptrain.runtime.allreduce import RingAllReduce
@@ -138,11 +139,12 @@ async def test_a_stage_that_is_larger_than_its_plan_says_is_neither_fetched_nor_
     async def lied_to(
         self: WorkerSession, peer: str, assignment: Assignment, message: Message
     ) -> Message:
-        lie = replace(message, fields={**message.fields, "needed_bytes": 1})
+        lie = replace(message, fields={**message.fields, "needed": {"compute_bytes": 1}})
         return await prepare(self, peer, assignment, lie)
 
-    def short_of(self: JobMemory, needed_bytes: int, *, engaged: bool) -> int | None:
-        return 1000 if needed_bytes > 1000 and self is tight.measures.memory else None
+    def short_of(self: JobMemory, needed: MemoryBudgets, *, engaged: bool) -> MemoryShortage | None:
+        has = MemoryBudgets(1000 if self is tight.measures.memory else 1 << 40)
+        return has.shortage(needed)
 
     async def fetch(mesh: Mesh, *args: Any) -> Any:
         fetched.add(mesh.name)
@@ -163,12 +165,14 @@ async def test_memory_that_others_have_taken_meanwhile_is_not_handed_out_again(
 ) -> None:
     """A link breaks; the same plan would do, but one device has less than it offered by now."""
     wanted = undisturbed(make_job(epochs=4)).losses
-    real, asked = JobMemory.short_of, list[int]()
+    real, asked = JobMemory.short_of, list[MemoryBudgets]()
 
-    def short_of(self: JobMemory, needed_bytes: int, *, engaged: bool) -> int | None:
+    def short_of(self: JobMemory, needed: MemoryBudgets, *, engaged: bool) -> MemoryShortage | None:
         if engaged:
-            asked.append(needed_bytes)
-        return 800 << 20 if len(asked) == 1 else real(self, needed_bytes, engaged=engaged)
+            asked.append(needed)
+        if len(asked) == 1:
+            return MemoryShortage(MemoryBudgets(800 << 20))
+        return real(self, needed, engaged=engaged)
 
     monkeypatch.setattr(JobMemory, "short_of", short_of)
     async with devices(2) as household:

@@ -49,7 +49,7 @@ async def _command(household: Devices, number: int) -> None:
     else:
         stale = replace(assignment, key=key)
         parts = (memoryview(stale.to_bytes()), Fetches(()).to_part())
-        message = Message(PREPARE, {"needed_bytes": 0}, parts)
+        message = Message(PREPARE, {"needed": {"compute_bytes": 0}}, parts)
     await household.mesh["d"].call(memory_id(target), message, timeout_seconds=10)
 
 
@@ -108,7 +108,7 @@ async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.Monk
             parts = (memoryview(stale.to_bytes()), Fetches(()).to_part())
             for message in (
                 Message(INVENTORY, {**key.fields(), **about}),
-                Message(PREPARE, {"needed_bytes": 0, "gather": True}, parts),
+                Message(PREPARE, {"needed": {"compute_bytes": 0}, "gather": True}, parts),
             ):
                 with pytest.raises(PeerError):
                     await mesh["c"].call(memory_id("b"), message, timeout_seconds=10)

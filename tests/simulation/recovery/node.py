@@ -8,6 +8,7 @@ from enum import Enum
 from functools import partial
 from typing import Any
 
+from p2ptrain.plan.types.memory_budgets import NO_MEMORY, MemoryShortage
 from p2ptrain.recovery.cores import worker_events, worker_instructions
 from p2ptrain.recovery.cores.worker_core import WorkerCore
 from p2ptrain.recovery.fetch_plan import Fetch
@@ -697,7 +698,11 @@ class Node:
             return
         short = self.world.short_share
         if short and self.world.rng.random() < short:
-            self.feed(worker_events.PrepareFailed(generation, "out of memory", memory_bytes=1))
+            self.feed(
+                worker_events.PrepareFailed(
+                    generation, "out of memory", short=MemoryShortage(NO_MEMORY)
+                )
+            )
             return
         seats: dict[int, Seat] = {}
         for index, stage in enumerate(prepared.stages):

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
@@ -207,7 +208,7 @@ class Household:
             signs: tuple[holder_events.HolderEvent, ...] = (
                 holder_events.RoundInterrupted("a round"),
                 holder_events.RoundStalled(frozenset({device})),
-                holder_events.DeviceOutOfMemory(device, 1),
+                holder_events.DeviceOutOfMemory(device, MemoryBudgets(1)),
             )
             sign = self.more.choice(signs)
             self.faults.append(f"{self.world.now:.2f} {sign}")

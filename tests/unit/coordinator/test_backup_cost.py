@@ -18,6 +18,7 @@ from p2ptrain.coordinator.backup_cost import (
 )
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice, to_profile
 from p2ptrain.plan.types.cluster import REFERENCE, ClusterLink
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.placement import PlacedStage
 from tests.unit.coordinator.test_memory_model import measured, request
@@ -56,7 +57,7 @@ def found(*, replicas: bool = True, **memory_bytes: int) -> PlanBackups:
     """With the memory that x, y and z offer; without a word as much as anyone could want."""
     candidates = {
         f"i{name}": MeasuredDevice(
-            f"i{name}", name, measured(*UNITS), memory_bytes.get(name, 1 << 30)
+            f"i{name}", name, measured(*UNITS), MemoryBudgets(memory_bytes.get(name, 1 << 30))
         )
         for name in "xyz"
     }
@@ -97,7 +98,9 @@ def test_without_keepers_a_checkpoint_is_read_from_one_copy_of_each_stage() -> N
         PlacedStage(1, 2, ("iz", "iy")),
         PlacedStage(2, 3, ("ix",)),
     )
-    candidates = {f"i{n}": MeasuredDevice(f"i{n}", n, measured(*UNITS), PEAK) for n in "xyz"}
+    candidates = {
+        f"i{n}": MeasuredDevice(f"i{n}", n, measured(*UNITS), MemoryBudgets(PEAK)) for n in "xyz"
+    }
     links = {(one, other): ClusterLink(RATE, 0.0) for one in "xyz" for other in "xyz"}
     for checkpoints, taken in ((True, {"ix": 1000 + 400, "iz": 600}), (False, {})):
         for replicas in (True, False):

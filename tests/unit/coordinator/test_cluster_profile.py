@@ -50,7 +50,7 @@ async def test_who_has_measured_keeps_the_others_company_until_all_have() -> Non
                     await first_answered.wait()
                     told.append("measured by b")
                 first_answered.set()
-                content = {"measured": {}, "memory_bytes": 1, "taken_bytes": 0}
+                content = {"measured": {}, "memory": {"compute_bytes": 1}, "taken_bytes": 0}
                 return Message(MEASURE_PROFILE, {}, (memoryview(cbor.dumps(content)),))
 
             async def measured(_peer: str, _message: Message) -> None:
@@ -98,7 +98,7 @@ async def asked_of_one(job: JobPlanRequest) -> dict[str, Any]:
 
         async def measure(_peer: str, message: Message) -> Message:
             asked.append(dict(message.fields))
-            content = {"measured": {}, "memory_bytes": 1, "taken_bytes": 0}
+            content = {"measured": {}, "memory": {"compute_bytes": 1}, "taken_bytes": 0}
             return Message(MEASURE_PROFILE, {}, (memoryview(cbor.dumps(content)),))
 
         mesh["a"].route(MEASURE_PROFILE, measure)

@@ -12,6 +12,7 @@ from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.messages.plan_request import SharingLimits
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.request import PlanMode
 from tests.unit.coordinator.test_plan_cluster import household
@@ -124,7 +125,8 @@ def test_other_micro_batches_than_the_job_s_are_refused() -> None:
 
 def test_too_little_memory_is_refused_with_what_is_missing() -> None:
     small = [
-        replace(c, memory_bytes=20_000) if c.name == "device-2" else c for c in HOME.candidates
+        replace(c, memory=MemoryBudgets(20_000)) if c.name == "device-2" else c
+        for c in HOME.candidates
     ]
     with pytest.raises(PlanError, match=r"needs .* on device-2, which has 20.*: .* missing"):
         fit_plan(STRAIGHT, REQUEST, replace(HOME, candidates=small))

@@ -20,6 +20,7 @@ from p2ptrain.errors import PlanError
 from p2ptrain.messages.plan_request import JobPlanRequest, SharingLimits
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.memory_budget import PROCESS_BYTES
 from p2ptrain.recovery.rebuild_plan import replay_log_bytes
@@ -81,7 +82,8 @@ def planned(
     plan = _plan(stages, names)
     profile = to_profile(measured((1200, 50, 100), (600, 30, 60), (24, 0, 20)), request())
     memory = dict.fromkeys(names, 0) if memory_bytes is None else memory_bytes
-    return with_full_memory(plan, profile, asked or request(), "x", memory)
+    budgets = {name: MemoryBudgets(bytes_) for name, bytes_ in memory.items()}
+    return with_full_memory(plan, profile, asked or request(), "x", budgets)
 
 
 def _plan(stages: Sequence[dict[str, Any]], names: Sequence[str]) -> Plan:
@@ -181,7 +183,8 @@ def _needed(kept: Sequence[int]) -> int:
     plan = _plan([stage], ["x"])
     units = measured(*[(0, 0, size) for size in kept])
     profile = to_profile(units, request())
-    return with_full_memory(plan, profile, request(), "x", {"x": 0}).predicted.peak_bytes["x"]
+    memory = {"x": MemoryBudgets()}
+    return with_full_memory(plan, profile, request(), "x", memory).predicted.peak_bytes["x"]
 
 
 def test_what_measuring_has_taken_already_is_not_taken_again() -> None:
@@ -191,7 +194,7 @@ def test_what_measuring_has_taken_already_is_not_taken_again() -> None:
 
 def household(memory_bytes: int) -> MeasuredCluster:
     units = measured(*[(MIB, MIB // 4, MIB)] * 7, (MIB, 0, MIB))
-    return MeasuredCluster([MeasuredDevice("1", "x", units, memory_bytes)], {}, "x")
+    return MeasuredCluster([MeasuredDevice("1", "x", units, MemoryBudgets(memory_bytes))], {}, "x")
 
 
 def test_plans_leave_room_for_all_that_they_take() -> None:
@@ -214,7 +217,9 @@ def test_tiles_of_one_large_image_fit_where_the_image_does_not() -> None:
     names = [f"d{k}" for k in range(6)]
     links = {(a, b): ClusterLink(1e8, 1e-4) for a in names for b in names if a != b}
     household = MeasuredCluster(
-        [MeasuredDevice(name, name, units, 1024 * MIB) for name in names], links, "d0"
+        [MeasuredDevice(name, name, units, MemoryBudgets(1024 * MIB)) for name in names],
+        links,
+        "d0",
     )
     maps = chain([CONVOLUTION] * 4, 96)
     plan = plan_cluster(replace(request(1, 1, "tiles"), maps=maps), household)
@@ -234,7 +239,7 @@ def test_tiles_count_what_they_put_together_with_halos() -> None:
     names = ["d0", "d1"]
     links = {(a, b): ClusterLink(1e8, 1e-4) for a in names for b in names if a != b}
     household = MeasuredCluster(
-        [MeasuredDevice(n, n, units, 1024 * MIB) for n in names], links, "d0"
+        [MeasuredDevice(n, n, units, MemoryBudgets(1024 * MIB)) for n in names], links, "d0"
     )
     asked = replace(request(4, 2, "tiles"), maps=chain([CONVOLUTION] * 4, 96))
     profile, _ = planner_question(asked, household)
@@ -244,7 +249,7 @@ def test_tiles_count_what_they_put_together_with_halos() -> None:
     assert asked.maps is not None
     copies = copied_bytes(asked.maps, first.tiling, [device.share for device in first.devices])
     bare = replace(plan, predicted=replace(plan.predicted, peak_bytes=dict.fromkeys(names, 0)))
-    memory = dict.fromkeys(names, 1024 * MIB)
+    memory = dict.fromkeys(names, MemoryBudgets(1024 * MIB))
     peaks = [
         with_full_memory(
             bare, replace(profile, maps=maps), asked, "d0", memory

@@ -17,6 +17,7 @@ from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.messages.plan_request import JobPlanRequest, SharingLimits
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
@@ -28,7 +29,9 @@ from tests.unit.coordinator.test_plan_search import REQUEST, measured_alike
 def household(*slowdowns: float, processor: str = "epyc") -> MeasuredCluster:
     names = [f"device-{number}" for number in range(len(slowdowns))]
     candidates = [
-        MeasuredDevice(name, name, {**measured_alike(slowdown), "processor": processor}, 1 << 30)
+        MeasuredDevice(
+            name, name, {**measured_alike(slowdown), "processor": processor}, MemoryBudgets(1 << 30)
+        )
         for name, slowdown in zip(names, slowdowns, strict=True)
     ]
     links = {pair: ClusterLink(1e9, 0.0001) for pair in permutations(names, 2)}
@@ -190,7 +193,7 @@ def test_stages_of_one_device_each_stay_so(planner: str) -> None:
 
 def test_where_its_own_planner_has_no_plan_any_more_the_job_goes_on_with_one_close_to_it() -> None:
     home = household(*UNEQUAL)
-    short = replace(home.candidates[2], memory_bytes=0)
+    short = replace(home.candidates[2], memory=MemoryBudgets(0))
     home = replace(home, candidates=[*home.candidates[:2], short, home.candidates[3]])
     _, plan = changed("dp", "device-3", home)
     assert plan.device_names == {"device-0", "device-1"}

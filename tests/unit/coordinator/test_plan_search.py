@@ -21,6 +21,7 @@ from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
 from p2ptrain.plan.types.cluster import ClusterLink, Overheads
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.child_process import ChildProcess, SearchPriority
 from tests.support.memory_household import MemoryHousehold
@@ -47,7 +48,13 @@ def measured_alike(slowdown: float) -> dict[str, object]:
 
 def measured_household(ids: dict[str, str], **slowdowns: float) -> MeasuredCluster:
     candidates = [
-        MeasuredDevice(ids[name], name, measured_alike(slowdowns.get(name, 1.0)), 2 << 30, 1 << 20)
+        MeasuredDevice(
+            ids[name],
+            name,
+            measured_alike(slowdowns.get(name, 1.0)),
+            MemoryBudgets(2 << 30),
+            1 << 20,
+        )
         for name in NAMES
     ]
     links = {
@@ -238,7 +245,7 @@ async def test_a_plan_of_strangers_is_not_taken(
 async def test_that_no_plan_fits_is_the_answer(mesh: MemoryHousehold) -> None:
     routed(mesh["b"])
     household = measured_household(ids_of(mesh), b=0.2)
-    small = [dataclasses.replace(c, memory_bytes=1000) for c in household.candidates]
+    small = [dataclasses.replace(c, memory=MemoryBudgets(1000)) for c in household.candidates]
     with pytest.raises(PlanError):
         await routed(mesh["c"]).plan(
             PlanQuestion(REQUEST, dataclasses.replace(household, candidates=small))

@@ -28,6 +28,7 @@ from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.weight_versions import Weights, depths_of
@@ -55,7 +56,7 @@ def household(memory_bytes: int = 4 << 30) -> MeasuredCluster:
     units = measured(*[(UNIT_BYTES, 1000, 1000)] * 6)
     names = [f"d{number}" for number in range(COUNT)]
     links = {pair: ClusterLink(1e9, 0.0001) for pair in permutations(names, 2)}
-    candidates = [MeasuredDevice(name, name, units, memory_bytes) for name in names]
+    candidates = [MeasuredDevice(name, name, units, MemoryBudgets(memory_bytes)) for name in names]
     return MeasuredCluster(candidates, links, "d0")
 
 
@@ -103,9 +104,11 @@ def test_ftpipehd_begins_with_the_times_of_the_device_with_the_data() -> None:
     request = asked(STASHED, "ftpipehd", ftpipehd=FtpipehdOptions())
     around = household()
     known = {c.id: c if c.id == "d0" else replace(c, measured={}) for c in around.candidates}
-    assert is_profiled(StateReport("d1", budget_bytes=1), request, "d0")
-    assert not is_profiled(StateReport("d0", budget_bytes=1), request, "d0")
-    assert not is_profiled(StateReport("d1", budget_bytes=1), asked(STASHED, "ftpipehd"), "d0")
+    assert is_profiled(StateReport("d1", memory=MemoryBudgets(1)), request, "d0")
+    assert not is_profiled(StateReport("d0", memory=MemoryBudgets(1)), request, "d0")
+    assert not is_profiled(
+        StateReport("d1", memory=MemoryBudgets(1)), asked(STASHED, "ftpipehd"), "d0"
+    )
     alike = replace(around, candidates=list(with_times_of_holder("d0", known).values()))
     plan = plan_cluster(request, alike)
     assert plan == plan_cluster(request, around)

@@ -43,7 +43,7 @@ async def test_s6_only_who_is_in_charge_prepares_a_device() -> None:
         for kind, route in member.routes.items():
             mesh["b"].route(kind, route.handler, route.parts)
         blob = memoryview(cbor.dumps([[]] * 1000))
-        asked = Message(PREPARE, {"needed_bytes": 0}, (blob, blob))
+        asked = Message(PREPARE, {"needed": {"compute_bytes": 0}}, (blob, blob))
         try:
             with pytest.raises(NotCoordinator, match="c neither coordinates nor holds"):
                 await mesh["c"].call(memory_id("b"), asked, timeout_seconds=5)

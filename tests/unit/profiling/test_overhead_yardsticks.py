@@ -5,6 +5,7 @@ from itertools import count
 from pathlib import Path
 
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice, overheads_of
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.profiling.overhead_yardsticks import YARDSTICK_SECONDS, measure_overheads
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.profiling.unit_runner import CpuClock
@@ -24,9 +25,9 @@ def test_every_yardstick_takes_time() -> None:
 
 def test_the_coordinator_takes_what_a_device_measured() -> None:
     measured = measure_overheads(clock=ticking(YARDSTICK_SECONDS, YARDSTICK_SECONDS))
-    new = MeasuredDevice("1", "new", {"overheads": asdict(measured)}, 1)
+    new = MeasuredDevice("1", "new", {"overheads": asdict(measured)}, MemoryBudgets(1))
     assert overheads_of(new) == measured
-    assert overheads_of(MeasuredDevice("2", "old", {}, 1)) is None
+    assert overheads_of(MeasuredDevice("2", "old", {}, MemoryBudgets(1))) is None
 
 
 def test_a_profile_with_overheads_survives_in_the_cache(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Version
 
@@ -28,7 +29,7 @@ _FULL = StateReport(
     3,
     (StateEntry(0, 4, Version(7, 3), StateKind.LIVE, Version(8, 3), (0.5, "float32")),),
     frozenset({"laptop"}),
-    1 << 30,
+    MemoryBudgets(1 << 30, 1 << 20),
     1 << 20,
     (("laptop", 1e7, 0.001),),
     {"times": {"1": [0.5]}},

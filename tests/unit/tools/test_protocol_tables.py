@@ -7,4 +7,4 @@ from tools.protocol_tables import PAGE, page
 
 def test_the_page_is_made_from_the_declarations() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "run python -m tools.protocol_tables"
-    assert "`generation.prepare` | needed_bytes: int 0 to 2^63" in page()
+    assert "`generation.prepare` | needed: ([compute_bytes: int 0 to 2^63], " in page()

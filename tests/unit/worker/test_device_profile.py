@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -19,6 +20,7 @@ from p2ptrain.messages.calls import read_part
 from p2ptrain.messages.measured import ProfileAnswer, ProfileAsked
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.net.message import Message
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box, BoxTask
 from p2ptrain.process.compute_thread import ComputeThread
@@ -79,6 +81,12 @@ async def measured(
         await compute.close()
 
 
+def short_of(measures: DeviceProfiler, needed_mib: int, *, engaged: bool) -> int | None:
+    """MiB that there are, where that is too little."""
+    short = measures.memory.short_of(MemoryBudgets(needed_mib * MIB), engaged=engaged)
+    return None if short is None else short.has.compute_bytes // MIB
+
+
 async def test_a_process_whose_default_type_is_another_offers_nothing() -> None:
     torch.set_default_dtype(torch.float64)
     try:
@@ -96,9 +104,11 @@ async def test_what_the_job_itself_takes_leaves_the_offer_as_it_was(
     async with measured() as measures:
         machine.takes(1500)
         machine.others_take(300)
-        assert measures.facts(MODEL).budget_bytes == 1600 * MIB, "a fifth had been left for others"
-        assert measures.memory.short_of(1600 * MIB, engaged=True) is None
-        assert measures.memory.short_of(1600 * MIB, engaged=False) == 160 * MIB
+        assert measures.facts(MODEL).memory.of_host == 1600 * MIB, (
+            "a fifth had been left for others"
+        )
+        assert short_of(measures, 1600, engaged=True) is None
+        assert short_of(measures, 1600, engaged=False) == 160
 
 
 async def test_what_others_take_beyond_that_is_not_offered_again(
@@ -108,11 +118,11 @@ async def test_what_others_take_beyond_that_is_not_offered_again(
     async with measured() as measures:
         machine.takes(500)
         machine.others_take(1000)
-        assert measures.facts(MODEL).budget_bytes == 800 * MIB
-        assert measures.memory.short_of(1000 * MIB, engaged=True) is None
-        assert measures.memory.short_of(1001 * MIB, engaged=True) == 800 * MIB
+        assert measures.facts(MODEL).memory.of_host == 800 * MIB
+        assert short_of(measures, 1000, engaged=True) is None
+        assert short_of(measures, 1001, engaged=True) == 800
         machine.others_take(-1500)
-        assert measures.facts(MODEL).budget_bytes == 1600 * MIB, "no more than was offered"
+        assert measures.facts(MODEL).memory.of_host == 1600 * MIB, "no more than was offered"
 
 
 @pytest.mark.parametrize("engaged", [False, True])
@@ -125,7 +135,7 @@ async def test_a_part_is_held_against_its_plan_and_what_was_here_without_the_job
     async with measured(ceiling=ceiling) as measures:
         before = machine.own
         machine.takes(500)
-        measures.memory.expect(700 * MIB, engaged=engaged)
+        measures.memory.expect(MemoryBudgets(700 * MIB), engaged=engaged)
         held = 500 * MIB if engaged else 0
         assert planned == [(700 * MIB, before + 500 * MIB - held)]
 
@@ -136,13 +146,13 @@ async def test_memory_that_was_set_stays_an_upper_bound(
 ) -> None:
     machine = Machine(monkeypatch)
     async with measured(fixed_mib * MIB) as measures:
-        assert measures.facts(MODEL).budget_bytes == fixed_mib * MIB
+        assert measures.facts(MODEL).memory.of_host == fixed_mib * MIB
         machine.takes(500)
         machine.others_take(1000)
-        assert measures.facts(MODEL).budget_bytes == offered_mib * MIB
-        assert measures.memory.whole_budget_bytes() == offered_mib * MIB
+        assert measures.facts(MODEL).memory.of_host == offered_mib * MIB
+        assert measures.memory.whole_budgets().of_host == offered_mib * MIB
         machine.others_take(-3000)
-        assert measures.memory.whole_budget_bytes() == fixed_mib * MIB
+        assert measures.memory.whole_budgets().of_host == fixed_mib * MIB
 
 
 async def test_what_was_taken_before_the_offer_is_no_part_of_it(
@@ -151,40 +161,78 @@ async def test_what_was_taken_before_the_offer_is_no_part_of_it(
     """It stays, whatever the next plan is."""
     machine = Machine(monkeypatch)
     async with measured(before=lambda: machine.takes(400)) as measures:
-        assert measures.facts(MODEL).budget_bytes == 1280 * MIB
+        assert measures.facts(MODEL).memory.of_host == 1280 * MIB
         machine.takes(600)
         machine.others_take(800)
         facts = measures.facts(MODEL)
-        assert (facts.taken_bytes, facts.budget_bytes) == (400 * MIB, 640 * MIB)
+        assert (facts.taken_bytes, facts.memory.of_host) == (400 * MIB, 640 * MIB)
 
 
 @pytest.mark.parametrize(
-    ("card_mib", "host_mib", "fixed_mib", "offered_mib"),
-    [(1000, 2000, None, 850), (4000, 2000, None, 1600), (4000, 2000, 500, 500)],
+    ("card_mib", "host_mib", "fixed_mib", "offered"),
+    [(1000, 2000, None, (850, 1600)), (4000, 1000, None, (3400, 800)), (4000, 20, 500, (500, 16))],
 )
-async def test_an_accelerator_offers_the_smaller_of_both_memories(
+async def test_an_accelerator_offers_both_memories(
     monkeypatch: pytest.MonkeyPatch,
     card_mib: int,
     host_mib: int,
     fixed_mib: int | None,
-    offered_mib: int,
+    offered: tuple[int, int],
 ) -> None:
-    """And less once other programs have taken its memory."""
+    """Of each, less once other programs have taken of it; what is set is for the one it computes
+    in."""
     machine = Machine(monkeypatch)
     machine.free = host_mib * MIB
     card = TwinDevice(total_bytes=card_mib * MIB)
-    compute = ComputeThread(device=card)
-    async with measured(fixed_mib and fixed_mib * MIB, compute=compute) as measures:
+    both = MemoryBudgets(*(mib * MIB for mib in offered))
+    async with measured(
+        fixed_mib and fixed_mib * MIB, compute=ComputeThread(device=card)
+    ) as measures:
         memory = measures.memory
-        assert measures.facts(MODEL).budget_bytes == offered_mib * MIB
+        assert measures.facts(MODEL).memory == both
         assert measures.facts(MODEL).compute == ComputeKind(card.kind, card.title)
         taken = card.copy_in(torch.zeros(100 * MIB, dtype=torch.uint8))
-        assert memory.whole_budget_bytes() == offered_mib * MIB, "a job's own memory"
+        assert memory.whole_budgets() == both, "a job's own memory"
         del taken
         card.others_bytes = (card_mib - 200) * MIB
-        assert memory.whole_budget_bytes() == measures.facts(MODEL).budget_bytes == 170 * MIB
-        assert memory.short_of(200 * MIB, engaged=True) is None
-        assert memory.short_of(201 * MIB, engaged=True) == 170 * MIB
+        left = replace(both, compute_bytes=170 * MIB)
+        assert memory.whole_budgets() == measures.facts(MODEL).memory == left
+        for host_bytes in (0, left.host_bytes):
+            assert memory.short_of(MemoryBudgets(200 * MIB, host_bytes), engaged=True) is None
+            more = MemoryBudgets(201 * MIB, host_bytes)
+            assert memory.short_of(more, engaged=True) == MemoryShortage(left)
+        more = MemoryBudgets(0, machine.free + 1)
+        assert memory.short_of(more, engaged=True) == MemoryShortage(left, in_host=True)
+        machine.others_take(host_mib * 9 // 10)
+        left = replace(left, host_bytes=machine.free * 8 // 10)
+        assert measures.facts(MODEL).memory == left
+
+
+async def test_an_accelerator_that_takes_of_the_host_s_memory_offers_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    Machine(monkeypatch)
+    for card_mib, offered_mib in ((1000, 850), (4000, 1600)):
+        card = TwinDevice(total_bytes=card_mib * MIB)
+        card.is_in_host_memory = True
+        async with measured(compute=ComputeThread(device=card)) as measures:
+            assert measures.facts(MODEL).memory == MemoryBudgets(offered_mib * MIB)
+
+
+async def test_memory_runs_out_where_the_error_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    Machine(monkeypatch)
+    pinned = RuntimeError("CUDA error: out of memory")  # the driver could pin none
+    errors = {
+        torch.OutOfMemoryError("CUDA out of memory"): False,
+        MemoryError(): True,
+        pinned: True,
+    }
+    async with measured(compute=ComputeThread(device=TwinDevice())) as measures:
+        has = measures.memory.whole_budgets()
+        for error, in_host in errors.items():
+            assert measures.memory.ran_out(error) == MemoryShortage(has, in_host)
+    async with measured() as measures:
+        assert not measures.memory.ran_out(MemoryError()).in_host, "it has one memory"
 
 
 async def test_once_its_accelerator_has_failed_a_device_is_measured_again(
@@ -204,7 +252,7 @@ async def test_once_its_accelerator_has_failed_a_device_is_measured_again(
         compute.give_up_device(AcceleratorFailed("it is gone"))
         assert (facts := measures.facts(MODEL)).measured is None
         assert facts.compute == PROCESSOR
-        assert facts.budget_bytes == 1600 * MIB
+        assert facts.memory.of_host == 1600 * MIB
 
 
 async def test_one_that_rests_between_tasks_says_how_slow_it_is(

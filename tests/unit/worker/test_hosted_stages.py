@@ -16,6 +16,7 @@ from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.plan.types.memory_budgets import NO_MEMORY
 from p2ptrain.process.energy import EnergyMeter
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import KnownModel, LocalDevice
@@ -81,7 +82,7 @@ async def test_tied_stages_made_of_one_are_each_their_own_memory(captured: Captu
         compute = cast(Any, Here())
         shell = LocalDevice(
             *(mesh, TensorRouter(mesh), compute, TransferServer(mesh), KnownModel()),
-            *(lambda: 0, EnergyMeter()),
+            *(lambda: NO_MEMORY, EnergyMeter()),
         )
         engagement = HostedStages(around(captured, mesh.self_id), captured.description, shell)
         await engagement.prepare(parts, SGD(lr=0.1, momentum=0.9))

@@ -12,9 +12,15 @@ from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.recovery.version import Version
-from p2ptrain.worker.generation_builder import StageTooLarge, refuse_large_stages, stage_bytes
+from p2ptrain.worker.generation_builder import (
+    ShortOf,
+    StageTooLarge,
+    refuse_large_stages,
+    stage_bytes,
+)
 from tests.support import zoo
 from tests.support.reference import stack
 
@@ -46,7 +52,8 @@ def _assignment(model: ModelDescription, place: StageAssignment, **changes: int)
 def _bytes(
     model: ModelDescription, place: StageAssignment, ratio: float = 0.0, **changes: int
 ) -> int:
-    return stage_bytes(_assignment(model, place, **changes), model, place, "a", ratio)
+    assignment = _assignment(model, place, **changes)
+    return stage_bytes(assignment, model, place, "a", ratio).compute_bytes
 
 
 def test_more_samples_depth_or_state_take_more(model: ModelDescription) -> None:
@@ -75,16 +82,21 @@ def test_more_than_there_is_is_refused_whatever_the_plan_says(model: ModelDescri
     place = StageAssignment(0, 2, 1, ("a",), (1,))
     assignment, asked = _assignment(model, place), list[int]()
 
-    def short_of(needed_bytes: int) -> int | None:
-        asked.append(needed_bytes)
-        return MIB if needed_bytes > MIB else None
+    def short_of(needed: MemoryBudgets) -> MemoryShortage | None:
+        asked.append(needed.compute_bytes)
+        return MemoryBudgets(MIB).shortage(needed)
+
+    def refuse(device: str, planned_bytes: int, short_of: ShortOf = short_of) -> None:
+        planned = MemoryBudgets(planned_bytes)
+        refuse_large_stages(assignment, model, device, 0.0, planned, short_of, apart=False)
 
     with pytest.raises(StageTooLarge, match=r"layers 0 to 1 need .* of memory \(.* in the plan\)"):
-        refuse_large_stages(assignment, model, "a", 0.0, 1000, short_of)
+        refuse("a", 1000)
     with pytest.raises(StageTooLarge) as caught:
-        refuse_large_stages(assignment, model, "a", 0.0, asked[0] // 2, short_of)
-    assert 0 < caught.value.memory_bytes < asked[0] // 2, "a plan must be smaller to be made again"
-    refuse_large_stages(assignment, model, "a", 0.0, 0, lambda needed_bytes: None)
-    refuse_large_stages(assignment, model, "a", 0.0, asked[0], short_of)
+        refuse("a", asked[0] // 2)
+    has_bytes = caught.value.short.has.compute_bytes
+    assert 0 < has_bytes < asked[0] // 2, "a plan must be smaller to be made again"
+    refuse("a", 0, lambda needed: None)
+    refuse("a", asked[0])
     assert len(asked) == 2, "what was planned has room"
-    refuse_large_stages(assignment, model, "b", 0.0, 0, short_of)
+    refuse("b", 0)

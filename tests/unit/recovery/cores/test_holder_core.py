@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.choose_version import StateLost, VersionChoice
 from p2ptrain.recovery.cores import holder_events, holder_instructions
 from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
@@ -442,9 +443,11 @@ def test_memory_that_a_refused_request_found_missing_is_remembered() -> None:
     core = _training("a")
     _feed(core, holder_events.LinkBroken("h", "a"), holder_events.LinkRestored("h", "a"))
     for bytes_ in (7, 9):
-        refused = ReconfigureFailure(core.number, "", again=True, spoiled=8, lowered={"a": bytes_})
+        refused = ReconfigureFailure(
+            core.number, "", again=True, spoiled=8, lowered={"a": MemoryBudgets(bytes_)}
+        )
         _feed(core, refused)
-        assert _ask_of(core.tick(core.next_wakeup)).ask.lowered == {"a": 7}
+        assert _ask_of(core.tick(core.next_wakeup)).ask.lowered == {"a": MemoryBudgets(7)}
 
 
 def test_a_leaver_without_whom_no_plan_fits_hears_so_and_all_goes_on_with_it() -> None:

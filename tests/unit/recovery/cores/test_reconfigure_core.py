@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.recovery.choose_version import FullSnapshot, KnownPast, RollForward
 from p2ptrain.recovery.compute_kind import ComputeKind
 from p2ptrain.recovery.cores import reconfigure_events
@@ -25,6 +26,8 @@ _ALL = frozenset("hab")
 _LINEAGE = Lineage((Era(1, 0, 0),))
 _STAGES = (PlacedStage(0, 2, ("h",), "a"), PlacedStage(2, 4, ("a",), "h"))
 _PRESENT = Placement(1, "h", Version(0, 0), Lineage(), _STAGES)
+
+SHORT = MemoryShortage(MemoryBudgets(7))
 
 
 def _core(
@@ -183,14 +186,14 @@ def test_a_device_short_of_memory_is_planned_for_with_less() -> None:
     _planned(core)
     _feed(
         core,
-        reconfigure_events.DeviceReady(10, "a", PrepareFailed(10, "too little", memory_bytes=7)),
+        reconfigure_events.DeviceReady(10, "a", PrepareFailed(10, "too little", short=SHORT)),
     )
     live = (_live(0, 2, 5), _live(2, 4, 5))
     [plan] = _feed(
         core, _in("h", *live, generation=11), _in("a", generation=11), _in("b", generation=11)
     )
     assert isinstance(plan, reconfigure_events.MakePlan)
-    assert plan.lowered == {"a": 7}
+    assert plan.lowered == {"a": SHORT.has}
     assert plan.present is None
 
 
@@ -384,7 +387,7 @@ def test_the_last_whole_copy_is_not_given_up_for_a_link_that_breaks() -> None:
     ("trouble", "again"),
     [
         (PrepareFailed(0, "b could not deliver", source="b"), True),
-        (PrepareFailed(0, "out of memory", memory_bytes=7), True),
+        (PrepareFailed(0, "out of memory", short=SHORT), True),
         (PrepareFailed(0, "no such operator"), False),
     ],
 )
@@ -411,7 +414,7 @@ def test_what_spoiled_every_preparation_is_said_and_whether_it_may_pass(
     assert isinstance(refusal, ReconfigureFailure)
     assert refusal.reason.endswith(trouble.reason)
     assert (refusal.again, bool(refusal.spoiled)) == (again, again)
-    has = {} if trouble.memory_bytes is None else {"a": trouble.memory_bytes}
+    has = {} if trouble.short is None else {"a": trouble.short.has}
     assert refusal.lowered == has
 
 
