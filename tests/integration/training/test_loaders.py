@@ -34,7 +34,7 @@ from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.state.weights_files import average_path
-from tests.integration.training.delayed import Epochs
+from tests.integration.training.delayed import Generations
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import assert_same_weights
 from tests.integration.training.test_insiders import spoil
@@ -411,11 +411,14 @@ async def test_a_size_that_comes_late_empties_the_pipeline_without_barriers() ->
         model=model, data=data, loss=functional.cross_entropy, optimizer=optimizer, epochs=EPOCHS
     )
     async with devices(3) as household:
-        epochs = Epochs(household)
-        with epochs.watched():
+        generations = Generations(household)
+        with generations.watched():
             options = TrainOptions(wait_for=3, planner="pp", mode="async")
             await household.holder_run(given, options).run()
-    (started, late, *_), empty = epochs.begun, {step: cut for step, _, cut in epochs.begun}
+    (started, late, *_), empty = (
+        generations.begun,
+        {step: cut for step, _, cut in generations.begun},
+    )
     assert (started[0], late[0]) == (0, 18)
     assert len(household.plan.stages) == 3
     other, loader = made()
