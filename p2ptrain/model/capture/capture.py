@@ -1,17 +1,12 @@
 """From the user's module and loss to a description that can travel to other devices.
 
-    export (twice) -> translate -> possible cuts -> units -> description
-
-Plain torch refuses a backward when something has written to what `save_for_backward` keeps; what is
-kept as an attribute of `ctx` it does not watch. `refuse_written` finds both before training starts,
-because a stage would notice them only in the middle of a step.
+export (twice) -> translate -> possible cuts -> units -> description
 """
 
 from __future__ import annotations
 
 import linecache
 import threading
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -25,7 +20,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.fx.graph_module import _loader
 
 from p2ptrain.errors import CaptureError, ScriptError
-from p2ptrain.model.capture.aliases import Aliases, traced_aliases
+from p2ptrain.model.capture.aliases import traced_aliases
 from p2ptrain.model.capture.captured import Captured, SampleLimits, StateTable
 from p2ptrain.model.capture.cuts import GraphCuts, possible_cuts
 from p2ptrain.model.capture.export import Exported, export
@@ -38,7 +33,6 @@ from p2ptrain.model.capture.structure import structure_of
 from p2ptrain.model.capture.translate import translate
 from p2ptrain.model.capture.translated import Translated
 from p2ptrain.model.capture.units import Landscape, choose_cuts, heavy_nodes, node_flops, unit_names
-from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
 from p2ptrain.model.graph.description import (
     ModelDescription,
     UnitDescription,
@@ -46,15 +40,11 @@ from p2ptrain.model.graph.description import (
     last_uses,
 )
 from p2ptrain.model.graph.nodes import (
-    BackwardGraph,
     Graph,
     NodeRef,
-    Reference,
     StateRef,
-    references_in,
 )
 from p2ptrain.model.graph.values import BATCH, Polynomial, ValueDescription, length
-from p2ptrain.model.tracing.backward_graph import inputs_written
 from p2ptrain.model.tracing.trace_patches import one_at_a_time
 from p2ptrain.model.tracing.untraced_changes import refuse_unready
 
@@ -205,7 +195,6 @@ def _describe(
     targets = _leaves("target", example, straight)
     trainable = table.trainable_names()
     aliases = traced_aliases(train)
-    refuse_written(train, aliases)
     train_cuts = possible_cuts(train, aliases, inputs, targets, trainable)
     _refuse_without_gradient(train, train_cuts)
     evaluate_cuts = possible_cuts(evaluate, traced_aliases(evaluate), inputs, targets, frozenset())
@@ -310,51 +299,3 @@ def _units(
         UnitDescription(name, round(sum(landscape.work[slice(*nodes)])), nodes, others)
         for name, nodes, others in zip(names, train, evaluate, strict=True)
     )
-
-
-def refuse_written(graph: Translated, aliases: Aliases) -> None:
-    """Look at every function with its own backward.
-
-    A backward may write to what its forward has made for it alone, such as a gradient that is only
-    to be scaled: it runs once. Tensors of the state that a forward writes to are left to
-    `rewritten`.
-
-    Raises:
-        CaptureError: a tensor that is kept is written to after the forward, or by a backward though
-            it is not its own.
-    """
-    all_kept = _all_kept(graph)
-    written = aliases.written() if all_kept else {}
-    keepers: Counter[Reference] = Counter()
-    for index, kept in all_kept:
-        keepers.update(map(aliases.find, kept))
-        for reference in kept:
-            root = aliases.find(reference)
-            is_state = any(isinstance(member, StateRef) for member in aliases.members[root])
-            if not is_state and max(written.get(root, (0,))) > index:
-                raise CaptureError(
-                    f"{graph.traced[index].function} keeps a tensor for its backward that is "
-                    "written to after its forward. Keep a copy: tensor.clone()"
-                )
-    for index, kept in all_kept:
-        outputs, *_, backward = graph.nodes[index].args
-        assert isinstance(outputs, tuple)
-        assert isinstance(backward, BackwardGraph)
-        for position in inputs_written(backward):
-            root = aliases.find(kept[position - len(outputs)])
-            is_made = all(isinstance(member, NodeRef) for member in aliases.members[root])
-            if not is_made or keepers[root] > 1:
-                raise CaptureError(
-                    f"{graph.traced[index].function}.backward writes to a tensor that is not its "
-                    "own, which other devices would not follow. Write to a copy (tensor.clone()), "
-                    "or in forward()"
-                )
-
-
-def _all_kept(graph: Translated) -> list[tuple[int, tuple[Reference, ...]]]:
-    """Nodes that apply a backward of the user's, with what it is given besides gradients."""
-    return [
-        (index, tuple(references_in(node.args[2])))
-        for index, node in enumerate(graph.nodes)
-        if node.operator == OWN_BACKWARD
-    ]

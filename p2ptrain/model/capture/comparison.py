@@ -44,9 +44,10 @@ _PIECES = 8
 _IN_FORWARD = (
     "Something changes from call to call, or with the weights, that a trace does not see: an "
     "iterator, a generator, an attribute or a counter, a list, a file, what a library keeps, "
-    "random numbers that are not torch's or are seeded. Keep it in a buffer that is written in "
-    "place, self.register_buffer(name, torch.tensor(...)), draw random numbers with torch, or "
-    "leave it out"
+    "random numbers that are not torch's or are seeded, torch.set_autocast_enabled, an own "
+    "backward that writes to what it has not made. Keep it in a buffer that is written in place, "
+    "self.register_buffer(name, torch.tensor(...)), draw random numbers with torch, use `with "
+    "torch.autocast(...)`, write to a copy, or leave it out"
 )
 
 _SEEDS = (
@@ -59,7 +60,8 @@ _IN_BACKWARD = (
     "Something changes gradients, or who gets one, that a trace does not see: a backward hook "
     "(x * a + (x * (1 - a)).detach() scales the gradient of x by a), saved_tensors_hooks that lose "
     "digits, requires_grad_() of a parameter in forward() (compute with parameter.detach(), or "
-    "freeze it before training), a backward of an own function that keeps something"
+    "freeze it before training), a backward of an own function that keeps something, or writes to "
+    "a gradient that arrives (write to a copy, gradient.clone())"
 )
 
 
@@ -98,11 +100,13 @@ def compare(module: nn.Module, captured: Captured, run: PlainRun) -> Comparison:
         replay.pieces(run.steps[0].batch)
     if run.failure is None or run.failed is None:
         return Comparison(len(run.steps), inexact)
-    if replay.takes(run.failed, len(run.steps)) and not is_out_of_memory(run.failure):
-        raise CaptureError(
-            f"the model or its loss fails on batch {len(run.steps) + 1} in plain torch, and what "
-            f"is captured does not: {type(run.failure).__name__}: {first_line(run.failure)}"
-        )
+    if not is_out_of_memory(run.failure):
+        fails = f"the model or its loss fails on batch {len(run.steps) + 1} in plain torch"
+        why = f"{type(run.failure).__name__}: {first_line(run.failure)}"
+        if replay.takes(run.failed, len(run.steps)):
+            raise CaptureError(f"{fails}, and what is captured does not: {why}")
+        if not run.steps and replay.is_enough(run.failed):
+            raise CaptureError(f"{fails} too: {why}")
     return Comparison(len(run.steps), inexact, f"the module itself fails: {run.failure}")
 
 
@@ -196,6 +200,11 @@ class _CapturedRun:
         except UserError:
             return False
         return True
+
+    def is_enough(self, batch: Batch) -> bool:
+        """Whether its samples are as many as the model needs."""
+        samples = self._captured.entering(batch[0], "train")[0].shape[0]
+        return samples >= self._captured.trains.least
 
     def evaluation(self, own: PlainEvaluation) -> Iterator[Difference]:
         """What differs in evaluation mode."""

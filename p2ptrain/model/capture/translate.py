@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import torch
@@ -262,9 +261,7 @@ class _Walk:
         graph, kept = backward_graph(name, self.nodes, first.index, arriving, gradients)
         self.moved.update(range(first.index, len(self.nodes)))
         arguments = (tuple(outputs), tuple(inputs), kept, graph)
-        reference = self._add(node, OWN_BACKWARD, arguments, (), True)
-        self.traced[-1] = replace(self.traced[-1], function=name)
-        return reference
+        return self._add(node, OWN_BACKWARD, arguments, (), True)
 
     def _add(
         self,

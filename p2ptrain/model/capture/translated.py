@@ -163,12 +163,10 @@ class Traced:
     Attributes:
         value: what it gave: a fake tensor, a symbolic number, or a tuple of them.
         module: dotted path of the user's module it ran in; "" for the model itself and the loss.
-        function: name of the user's function whose backward it applies; "" for all others.
     """
 
     value: Any
     module: str
-    function: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ itself (`plain_run`).
 
 from __future__ import annotations
 
-import builtins
 import contextlib
 import logging
 import sys
@@ -30,6 +29,8 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import _trace
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from p2ptrain.model.tracing.trace_patches import replaced_in_this_thread
 
 Run = Callable[[list[Tensor], list[Tensor]], object]
 
@@ -177,7 +178,7 @@ def silence_torch_logs() -> Iterator[None]:
     for handler in handlers:
         handler.addFilter(is_of_others)
     try:
-        with _shown_by(lambda *_: None), _no_graphs_printed():
+        with _shown_by(lambda *_: None), replaced_in_this_thread(_trace, "print", _not_printed):
             yield
     finally:
         for handler in handlers:
@@ -205,36 +206,10 @@ def warned_once() -> Iterator[None]:
         torch.set_warn_always(always)
 
 
-@contextlib.contextmanager
-def _shown_by(function: Show) -> Iterator[None]:
+def _shown_by(function: Show) -> contextlib.AbstractContextManager[None]:
     """Warnings of this thread, as far as filters let them through."""
-    thread, original = threading.get_ident(), warnings.showwarning
-
-    def show(*args: Any, **kwargs: Any) -> None:
-        (function if threading.get_ident() == thread else original)(*args, **kwargs)
-
-    warnings.showwarning = show
-    try:
-        yield
-    finally:
-        warnings.showwarning = original
+    return replaced_in_this_thread(warnings, "showwarning", function)
 
 
-@contextlib.contextmanager
-def _no_graphs_printed() -> Iterator[None]:
+def _not_printed(*_: Any, **__: Any) -> None:
     """Where it fails torch.export prints the half-made graph."""
-    thread, module = threading.get_ident(), vars(_trace)
-
-    def printed(*args: Any, **kwargs: Any) -> None:
-        if threading.get_ident() != thread:
-            builtins.print(*args, **kwargs)  # noqa: T201
-
-    before = module.get("print")
-    module["print"] = printed
-    try:
-        yield
-    finally:
-        if before is None:
-            del module["print"]
-        else:
-            module["print"] = before

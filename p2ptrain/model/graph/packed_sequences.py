@@ -16,7 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from p2ptrain.model.graph.custom_operators import stand_in
 
@@ -169,29 +169,6 @@ class PackedCalls:
             return theirs(*args, **kwargs)
 
         return call
-
-
-@contextlib.contextmanager
-def unchecked_states() -> Iterator[None]:
-    """Recurrent layers of this thread do not compare their states with a packed batch's size."""
-    thread = threading.get_ident()
-    kinds: tuple[Any, ...] = (nn.RNNBase, nn.LSTM)
-    originals = [kind.check_forward_args for kind in kinds]
-
-    def unless_packed(original: Callable[..., None]) -> Callable[..., None]:
-        def check(self: Any, x: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
-            if batch_sizes is None or threading.get_ident() != thread:
-                original(self, x, hidden, batch_sizes)
-
-        return check
-
-    for kind, original in zip(kinds, originals, strict=True):
-        kind.check_forward_args = unless_packed(original)
-    try:
-        yield
-    finally:
-        for kind, original in zip(kinds, originals, strict=True):
-            kind.check_forward_args = original
 
 
 _made_up = threading.local()

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -78,21 +77,9 @@ class CausalMasks:
         return self._answers[self._given - 1]
 
 
-@contextlib.contextmanager
-def _answering(answer: Callable[..., bool]) -> Iterator[None]:
+def _answering(answer: Callable[..., bool]) -> contextlib.AbstractContextManager[None]:
     """In this thread `answer` says whether a mask is causal."""
-    thread = threading.get_ident()
-    before: Any = transformer._detect_is_causal_mask
-
-    def ask(*args: Any, **kwargs: Any) -> bool:
-        mine = threading.get_ident() == thread
-        return bool((answer if mine else before)(*args, **kwargs))
-
-    transformer._detect_is_causal_mask = ask
-    try:
-        yield
-    finally:
-        transformer._detect_is_causal_mask = before
+    return replaced_in_this_thread(transformer, "_detect_is_causal_mask", answer)
 
 
 _modes: Any = _ops

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references, written_leaves
+from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references
 from p2ptrain.model.graph.nodes import BackwardGraph, GraphNode, InputRef, NodeRef, Reference
 
 ARRIVING = "p2ptrain.arriving"
@@ -32,7 +32,7 @@ def backward_graph(
         gradients: the results, one for each input.
 
     Raises:
-        CaptureError: it draws random numbers, or writes to gradients that arrive.
+        CaptureError: it draws random numbers.
     """
     made = _needed(nodes, start, arriving, gradients)
     places: dict[Reference, InputRef | NodeRef] = {
@@ -52,7 +52,11 @@ def backward_graph(
         tuple(replace(n, name=f"n{k}", grad_enabled=False) for k, n in enumerate(moved)),
         tuple(None if g is None else places[g] for g in gradients),
     )
-    _check(name, graph, len(arriving))
+    if any(map(draws_random_numbers, graph.nodes)):
+        raise CaptureError(
+            f"{name}.backward draws random numbers, which other devices would draw otherwise. Draw "
+            "them in its forward, and save them for the backward"
+        )
     return graph, tuple(outside)
 
 
@@ -71,22 +75,3 @@ def _needed(
         needed.add(index)
         needed.update(r.index for r in nodes[index].references() if isinstance(r, NodeRef))
     return sorted(index for index in needed - given if index > start)
-
-
-def _check(name: str, graph: BackwardGraph, arriving: int) -> None:
-    if any(map(draws_random_numbers, graph.nodes)):
-        raise CaptureError(
-            f"{name}.backward draws random numbers, which other devices would draw otherwise. Draw "
-            "them in its forward, and save them for the backward"
-        )
-    if any(index < arriving for index in inputs_written(graph)):
-        raise CaptureError(
-            f"{name}.backward writes to a gradient that arrives, which plain torch may have given "
-            "to others too. Write to a copy: gradient.clone()"
-        )
-
-
-def inputs_written(graph: BackwardGraph) -> list[int]:
-    """Which of what it is given a backward writes to."""
-    leaves = written_leaves(graph.nodes, 0)
-    return sorted(leaf.index for leaf in leaves if isinstance(leaf, InputRef))

@@ -5,17 +5,16 @@ from __future__ import annotations
 import builtins
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from p2ptrain.model.graph.packed_sequences import unchecked_states
 from p2ptrain.model.tracing.attention_masks import positions_as_counted
 from p2ptrain.model.tracing.opaque_operators import StandIns
-from p2ptrain.model.tracing.trace_patches import NoTensorHooks
+from p2ptrain.model.tracing.trace_patches import NoTensorHooks, replaced_in_this_thread
 from p2ptrain.model.tracing.untraced_changes import DataAsDetached
 from p2ptrain.model.tracing.value_decisions import ValueDecisions
 from p2ptrain.model.tracing.vmap_autocast import mapped_and_cast_as_traced
@@ -33,10 +32,13 @@ def calls_as_traced(decisions: ValueDecisions) -> Iterator[None]:
     )
     with contextlib.ExitStack() as stack:
         others = (
-            unchecked_states(),
             mapped_and_cast_as_traced(),
             positions_as_counted(),
             _lengths_as_sizes(),
+            *(
+                replaced_in_this_thread(kind, "check_forward_args", _unless_packed(kind))
+                for kind in (nn.RNNBase, nn.LSTM)
+            ),
             decisions.answered(),
         )
         for mode in (*modes, *others):
@@ -61,7 +63,8 @@ class _OutArguments(TorchFunctionMode):
 def _lengths_as_sizes() -> Iterator[None]:
     """`len(x)` of a batch as `x.shape[0]`; Python itself would make a plain number of it.
 
-    So the name is given another meaning, in this thread.
+    So the name is given another meaning, in this thread. torch.compile, by which torch.cond looks
+    at its branches, follows a call that begins as this one does.
     """
     thread = threading.get_ident()
     measure = builtins.len
@@ -76,6 +79,17 @@ def _lengths_as_sizes() -> Iterator[None]:
         yield
     finally:
         builtins.len = measure
+
+
+def _unless_packed(kind: type[nn.RNNBase]) -> Callable[..., None]:
+    """A recurrent layer does not compare its states with a packed batch's size."""
+    original = kind.check_forward_args
+
+    def check(self: Any, x: Tensor, hidden: Any, batch_sizes: Tensor | None) -> None:
+        if batch_sizes is None:
+            original(self, x, hidden, batch_sizes)
+
+    return check
 
 
 def _is_batch(x: Tensor) -> bool:

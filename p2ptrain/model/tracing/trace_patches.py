@@ -9,6 +9,7 @@ Functions of torch's are replaced in the capturing thread only.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import threading
 from collections import OrderedDict
@@ -159,83 +160,43 @@ class _NoNodeHooks:
 
 
 @contextlib.contextmanager
-def _nothing_packed() -> Iterator[None]:
-    """What autograd keeps stays as it is.
-
-    A checkpoint's hooks would compute again what a derivative inside forward() needs, which is no
-    part of the model. What others lose of it shows when captured is compared.
-    """
-    hooks: Any = saved_tensors_hooks
-    with (
-        replaced_in_this_thread(hooks, "__enter__", lambda *_: None),
-        replaced_in_this_thread(hooks, "__exit__", lambda *_: None),
-    ):
-        yield
-
-
-@contextlib.contextmanager
 def as_written() -> Iterator[None]:
     """TorchScript runs operator by operator, checkpoints call what they hold at once.
 
     Inference mode is no more than gradients switched off, and distributions do not look at their
-    arguments.
+    arguments. What autograd keeps stays as it is: a checkpoint's hooks would compute again what a
+    derivative inside forward() needs, which is no part of the model. What others lose of it shows
+    when captured is compared. A trace draws nothing, and leaves the process's seed alone.
     """
-    validates = Distribution._validate_args
     jit: Any = torch.jit
     checkpoints = _Checkpoints()
-    reentrant: Any = CheckpointFunction
-    inference: Any = torch.inference_mode
-    enter = inference.__enter__
-    compiled: list[Any] = [torch._C.ScriptMethod, torch._C.ScriptFunction]
-    originals = [kind.__call__ for kind in compiled]
-    Distribution.set_default_validate_args(False)
-    reentrant.apply = checkpoints.reentrant
-    inference.__enter__ = _as_gradients_mode(enter)
-    for kind in compiled:
-        kind.__call__ = _afresh(kind.__call__)
-    try:
-        with (
-            jit.optimized_execution(False),
-            _nothing_packed(),
-            _unseeded(),
-            replaced_in_this_thread(checkpoint, _ENTERED, checkpoints.entered),
-            checkpoints.statistics_move_again(),
-        ):
-            yield
-    finally:
-        for kind, original in zip(compiled, originals, strict=True):
-            kind.__call__ = original
-        del reentrant.apply
-        inference.__enter__ = enter
-        Distribution.set_default_validate_args(validates)
-
-
-@contextlib.contextmanager
-def _unseeded() -> Iterator[None]:
-    """A trace draws nothing, and leaves the process's seed alone."""
-
-    def seed(*_: Any) -> torch.Generator:
-        return torch.default_generator
-
-    with (
-        replaced_in_this_thread(torch, "manual_seed", seed),
-        replaced_in_this_thread(torch.random, "manual_seed", seed),
-    ):
+    compiled: tuple[Any, ...] = (torch._C.ScriptMethod, torch._C.ScriptFunction)
+    instead: list[tuple[Any, str, Callable[..., Any]]] = [
+        *((kind, "__call__", _afresh(kind.__call__)) for kind in compiled),
+        *((saved_tensors_hooks, name, lambda *_: None) for name in ("__enter__", "__exit__")),
+        *((place, "manual_seed", _default_generator) for place in (torch, torch.random)),
+        (torch.inference_mode, "__enter__", _enter_gradients_mode),
+        (CheckpointFunction, "apply", checkpoints.reentrant),
+        (checkpoint, _ENTERED, checkpoints.entered),
+    ]
+    with contextlib.ExitStack() as stack:
+        stack.callback(Distribution.set_default_validate_args, Distribution._validate_args)
+        Distribution.set_default_validate_args(False)
+        stack.enter_context(jit.optimized_execution(False))
+        stack.enter_context(checkpoints.statistics_move_again())
+        for owner, name, function in instead:
+            stack.enter_context(replaced_in_this_thread(owner, name, function))
         yield
 
 
-def _as_gradients_mode(original: Callable[..., None]) -> Callable[..., None]:
-    """Enter `no_grad` in this thread; what is left is whatever has been entered."""
-    thread = threading.get_ident()
+def _default_generator(*_: Any) -> torch.Generator:
+    return torch.default_generator
 
-    def enter(mode: Any) -> None:
-        if threading.get_ident() != thread:
-            original(mode)
-            return
-        mode._inference_mode_context = torch.no_grad() if mode.mode else torch.enable_grad()
-        mode._inference_mode_context.__enter__()
 
-    return enter
+def _enter_gradients_mode(mode: Any) -> None:
+    """Enter `no_grad`; what is left is whatever has been entered."""
+    mode._inference_mode_context = torch.no_grad() if mode.mode else torch.enable_grad()
+    mode._inference_mode_context.__enter__()
 
 
 def _afresh(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -250,9 +211,12 @@ def _afresh(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def replaced_in_this_thread(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Call `function` instead of `owner.name`; other threads train meanwhile, with the latter."""
-    thread = threading.get_ident()
-    original: Callable[..., Any] = getattr(owner, name)
+    """Call `function` instead of `owner.name`; other threads train meanwhile, with the latter.
+
+    A Python module may have the name from builtins.
+    """
+    thread, own = threading.get_ident(), vars(owner).get(name)
+    original: Callable[..., Any] = getattr(owner, name, None) or getattr(builtins, name)
 
     def either(*args: Any, **kwargs: Any) -> Any:
         called = function if threading.get_ident() == thread else original
@@ -262,4 +226,7 @@ def replaced_in_this_thread(owner: Any, name: str, function: Callable[..., Any])
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)

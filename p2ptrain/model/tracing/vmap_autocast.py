@@ -163,20 +163,14 @@ def _recording() -> int:
 def mapped_and_cast_as_traced() -> Iterator[None]:
     """For one trace in this thread."""
     beneath = _Beneath()
-    names = ("grad_increment_nesting", "jvp_increment_nesting")
-    originals = {name: getattr(eager_transforms, name) for name in names}
-    replaced: Any = apis
-    vmap = replaced.vmap_impl
-    replaced.vmap_impl = _vmap(beneath, vmap)
-    for name, original in originals.items():
-        setattr(eager_transforms, name, beneath.refuse_derivatives(original))
-    try:
-        with _autocast(beneath):
-            yield
-    finally:
-        replaced.vmap_impl = vmap
-        for name, original in originals.items():
-            setattr(eager_transforms, name, original)
+    with contextlib.ExitStack() as stack:
+        for name in ("grad_increment_nesting", "jvp_increment_nesting"):
+            refusing = beneath.refuse_derivatives(getattr(eager_transforms, name))
+            stack.enter_context(replaced_in_this_thread(eager_transforms, name, refusing))
+        mapped = _vmap(beneath, vars(apis)["vmap_impl"])
+        stack.enter_context(replaced_in_this_thread(apis, "vmap_impl", mapped))
+        stack.enter_context(_autocast(beneath))
+        yield
 
 
 def _vmap(beneath: _Beneath, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -187,39 +181,6 @@ def _vmap(beneath: _Beneath, original: Callable[..., Any]) -> Callable[..., Any]
             return original(*args, **kwargs)
 
     return vmap
-
-
-class _Switches:
-    """Refuse `torch.set_autocast_enabled` but from `torch.autocast`: nothing records it."""
-
-    def __init__(self, beneath: _Beneath) -> None:
-        self._beneath = beneath
-        self._is_allowed = False
-
-    @contextlib.contextmanager
-    def allowed(self) -> Iterator[None]:
-        """Called by torch.autocast."""
-        before, self._is_allowed = self._is_allowed, True
-        try:
-            yield
-        finally:
-            self._is_allowed = before
-
-    @contextlib.contextmanager
-    def watched(self) -> Iterator[None]:
-        """For one trace."""
-        original: Any = torch.set_autocast_enabled
-
-        def switch(*args: Any) -> None:
-            if self._beneath.applies() and not self._is_allowed and args[0] in ("cpu", True, False):
-                raise CaptureError(
-                    "forward() or the loss calls torch.set_autocast_enabled, which a trace does "
-                    "not see. Use `with torch.autocast(...)`"
-                )
-            original(*args)
-
-        with replaced_in_this_thread(torch, "set_autocast_enabled", switch):
-            yield
 
 
 @contextlib.contextmanager
@@ -234,36 +195,34 @@ def _autocast(beneath: _Beneath) -> Iterator[None]:
     enter, leave = autocast.__enter__, autocast.__exit__
     inside: list[tuple[object, contextlib.ExitStack]] = []
     casts_once = torch.is_autocast_cache_enabled()
-    switches = _Switches(beneath)
 
     def entered(mode: Any) -> Any:
         if mode.device != "cpu" or not beneath.applies() or not (mode._enabled or inside):
-            with switches.allowed():
-                return enter(mode)
+            return enter(mode)
         stack = contextlib.ExitStack()
         stack.enter_context(beneath.entered())
         inside.append((mode, stack))
-        with _tls.DisableTorchFunction(), switches.allowed():
+        with _tls.DisableTorchFunction():
             within = enter(mode)
         beneath.casting.append(_dispatched())
         return within
 
     def left(mode: Any, *error: Any) -> Any:
         if not inside or inside[-1][0] is not mode:
-            with switches.allowed():
-                return leave(mode, *error)
+            return leave(mode, *error)
         beneath.casting.pop()
-        with inside.pop()[1], _tls.DisableTorchFunction(), switches.allowed():
+        with inside.pop()[1], _tls.DisableTorchFunction():
             return leave(mode, *error)
 
-    autocast.__enter__, autocast.__exit__ = entered, left
     torch.set_autocast_cache_enabled(True)
     try:
-        with switches.watched():
+        with (
+            replaced_in_this_thread(autocast, "__enter__", entered),
+            replaced_in_this_thread(autocast, "__exit__", left),
+        ):
             yield
     finally:
         torch.set_autocast_cache_enabled(casts_once)
-        autocast.__enter__, autocast.__exit__ = enter, leave
 
 
 @contextlib.contextmanager

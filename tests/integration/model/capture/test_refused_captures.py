@@ -11,6 +11,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.capture.capture import capture
+from tests.support.compared import compared
 from tests.support.odd_models import AfterLinear
 
 _EXAMPLE = torch.randn(4, 8), torch.randn(4, 8)
@@ -58,8 +59,8 @@ def test_switching_autocast_by_hand_is_refused() -> None:
         finally:
             torch.set_autocast_enabled("cpu", False)
 
-    with pytest.raises(CaptureError, match=r"Use `with torch\.autocast"):
-        capture(AfterLinear(switches), mse_loss, _EXAMPLE)
+    with pytest.raises(CaptureError, match=r"the loss of batch 1 .* `with torch\.autocast"):
+        compared(AfterLinear(switches), mse_loss, [_EXAMPLE])
 
 
 @pytest.mark.parametrize(
