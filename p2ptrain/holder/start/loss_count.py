@@ -10,12 +10,14 @@ Whatever is found is tried: parts of some samples, so weighed, must add up to al
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_counts import (
     Batch,
     BatchCount,
@@ -37,7 +39,7 @@ from p2ptrain.job.data_kinds import is_map_style
 from p2ptrain.job.job import Job
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.sample_independence.class_losses import ClassLosses, entered
-from p2ptrain.model.sample_independence.division_probe import HalfWeights, alike
+from p2ptrain.model.sample_independence.division_probe import HalfWeights, alike, in_double
 
 READ_WHOLE_BYTES = 64 << 20
 """Of a mini-batch. A larger one is read micro-batch by micro-batch as long as the data shows no
@@ -143,14 +145,19 @@ def _leaves_out(captured: Captured, samples: SampleReader, losses: ClassLosses) 
 
 
 def _half_weights(captured: Captured, count: BatchCount, batch: Batch) -> HalfWeights:
-    """Of `batch` with other values of what the model takes."""
+    """Of `batch` with other values of what the model takes; a `normalizer` counts them exactly."""
     size = samples_of(batch)
+    cut = size - size // 2
 
     def weights(entering: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[float, float]:
         whole = captured.with_leaves(batch, entering, targets)
-        cut = size - size // 2
         halves = [rows(whole, 0, cut), rows(whole, cut, size)]
         first, second = weigh(count, halves, [[(0, cut)], [(0, size - cut)]])
         return first.whole, second.whole
 
-    return weights
+    def exactly(entering: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[float, float]:
+        with suppress(ScriptError):  # the user's function may take the data's own types only
+            return weights([*map(in_double, entering)], [*map(in_double, targets)])
+        return weights(entering, targets)
+
+    return exactly if isinstance(count, NormalizerCount) else weights

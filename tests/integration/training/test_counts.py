@@ -276,6 +276,20 @@ async def test_a_normalizer_counts_for_a_mean_of_one_s_own(normalizer: Any, size
         assert not household.plan.changes_results
 
 
+def _weighted_mean(output: Tensor, weights: Tensor) -> Tensor:
+    return (output.mean(-1).square() * weights).sum() / weights.sum()
+
+
+async def test_a_normalizer_may_count_what_is_no_whole_number() -> None:
+    generator = torch.Generator().manual_seed(5)
+    data = [(words, torch.rand(LENGTH, generator=generator)) for words, _ in _data()]
+    more = {"loss": _weighted_mean, "normalizer": lambda batch: batch[1].sum()}
+    household = await trained(_job(data, torch.float32, 5, **more), 2)
+    wanted = by_plain_torch(_job(data, torch.float32, 5, **more), lambda _, w: float(w.sum()))
+    assert household.losses == pytest.approx(wanted, rel=1e-5)
+    assert not household.plan.changes_results
+
+
 @pytest.mark.parametrize(
     ("normalizer", "words"),
     [
