@@ -205,10 +205,12 @@ class Plan(Event):
 
     `changes_results` says how its results differ from one device's; empty if not at all. `wire`
     says how values travel between devices: "exact", or rounded as "bf16" or "int8".
-    `predicted_peak_bytes` is the memory each device needs for it, copies included, by name. `mode`
-    is sync, or async where no stage waits for another's update; `mode_reason` why, where that was
-    to be chosen. `links` are the measured ones between its devices, `alone_samples_per_s` what each
-    device that was measured for it would do alone, by name.
+    `predicted_peak_bytes` is the memory each device needs for it, copies included, by name; of a
+    device that computes in a card's own memory, that one, and `predicted_host_bytes` has the rest,
+    which lies in the host's. `mode` is sync, or async where no stage waits for another's update;
+    `mode_reason` why, where that was to be chosen. `links` are the measured ones between its
+    devices, `alone_samples_per_s` what each device that was measured for it would do alone, by
+    name.
     """
 
     event = "plan"
@@ -222,6 +224,7 @@ class Plan(Event):
     changes_results: tuple[str, ...] = ()
     wire: str = "exact"
     predicted_peak_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
+    predicted_host_bytes: Mapping[str, int] = dataclasses.field(default_factory=dict)
     mode: str = "sync"
     mode_reason: str = ""
     links: tuple[PlanLink, ...] = ()

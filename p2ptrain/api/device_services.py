@@ -42,7 +42,7 @@ class DeviceServices:
     Args:
         profiles: what was measured before; its folder may be shared with other runs.
         jobs: where this device's own jobs are written down, or None: nowhere.
-        memory_bytes: what p2ptrain may use here, or None: what is available.
+        memory_bytes: as `JobMemory`.
         threads: torch's threads, or None: torch's choice.
         only_for: names of the devices for whose jobs alone this one computes; empty: for all.
         emit: called when a job that this device has a part in stands still, or cannot let it go.

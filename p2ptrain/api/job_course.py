@@ -135,7 +135,8 @@ class CoursePlan:
 
     Attributes:
         head: why there is a plan, how a batch is computed, how fast that should be.
-        peak_bytes: by device, the memory it needs.
+        peak_bytes: by device, the memory it needs where it computes.
+        host_bytes: by device, of the host's beside a card's own.
         alone_samples_per_s: by device, what it would do without the others.
     """
 
@@ -150,6 +151,7 @@ class CoursePlan:
     changes_results: Annotated[tuple[_Sentence, ...], Length(64)] = ()
     links: Annotated[tuple[Annotated[CourseLink, Row()], ...], Length(LINKS_LIMIT)] = ()
     alone_samples_per_s: Annotated[Mapping[str, _Rate], Length(256)] = field(default_factory=dict)
+    host_bytes: Annotated[Mapping[str, Bytes], Length(256)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -403,6 +405,7 @@ def _plan(event: events.Plan) -> CoursePlan:
         micro_batch=event.micro_batch,
         micro_batches=event.micro_batches,
         peak_bytes=dict(list(event.predicted_peak_bytes.items())[:256]),
+        host_bytes=dict(list(event.predicted_host_bytes.items())[:256]),
         changes_results=tuple(text[:TEXT_LIMIT_CHARACTERS] for text in event.changes_results[:64]),
         links=tuple(
             CourseLink(link.sender, link.receiver, link.bytes_per_s, link.latency_s)

@@ -275,7 +275,8 @@ def add_node(parser: argparse.ArgumentParser) -> None:
         "--memory",
         metavar="SIZE",
         type=size_bytes,
-        help="memory p2ptrain may use on this device, such as 2GiB (default: measured)",
+        help="memory that p2ptrain may use where it computes, such as 2GiB: this device's, or a "
+        "graphics card's own (default: measured)",
     )
     group.add_argument(
         "--threads",

@@ -158,11 +158,18 @@ def _alone(device: DeviceView) -> str:
 
 
 def _memory(device: DeviceView) -> str:
-    if device.memory_bytes is None:
+    host = _taken(device.used_bytes, device.needed_bytes, device.memory_bytes)
+    card = _taken(device.card_used_bytes, device.card_needed_bytes, device.card_offered_bytes)
+    return f"{host}; card {card}" if card else host
+
+
+def _taken(used_bytes: int | None, needed_bytes: int | None, all_bytes: int | None) -> str:
+    """Of one memory."""
+    if all_bytes is None:
         return ""
-    known = ((device.used_bytes, "used"), (device.needed_bytes, "planned"))
+    known = ((used_bytes, "used"), (needed_bytes, "planned"))
     parts = [f"{size_text(part)} {word}" for part, word in known if part is not None]
-    of_all = size_text(device.memory_bytes)
+    of_all = size_text(all_bytes)
     return f"{', '.join(parts)} of {of_all}" if parts else of_all
 
 

@@ -265,6 +265,14 @@ def plan_event(
     """
     assignment = answer.assignment
     plan = Plan.from_json(answer.plan, "the plan", batch_size=assignment.batch_size)
+    planned = plan.predicted
+    apart = planned.host_peak_bytes or {}
+    with_copies = {
+        name: planned.needed(name).of_host
+        + answer.beside_bytes.get(name, 0)
+        + kept_bytes.get(name, 0)
+        for name in planned.peak_bytes
+    }
     return events.Plan(
         epoch=assignment.key.generation,
         reason=reason,
@@ -277,10 +285,8 @@ def plan_event(
         wire=assignment.wire.value,
         mode="sync" if assignment.asynchrony is None else "async",
         mode_reason=plan.mode_reason,
-        predicted_peak_bytes={
-            name: peak + answer.beside_bytes.get(name, 0) + kept_bytes.get(name, 0)
-            for name, peak in plan.predicted.peak_bytes.items()
-        },
+        predicted_peak_bytes={**with_copies, **{name: planned.peak_bytes[name] for name in apart}},
+        predicted_host_bytes={name: with_copies[name] for name in apart},
         alone_samples_per_s=answer.alone,
     )
 

@@ -37,13 +37,15 @@ class MemoryInUse:
     """On one device; None: not known, or it has no accelerator.
 
     Attributes:
-        used_bytes: of the memory that p2ptrain may use there, what jobs take.
-        card_bytes, card_used_bytes: an accelerator's memory, and what p2ptrain has taken of it.
+        used_bytes: of the host's memory that p2ptrain may use there, what jobs take.
+        card_bytes, card_used_bytes, card_offered_bytes: an accelerator's memory, what p2ptrain has
+            taken of it, and what it may use there.
     """
 
     used_bytes: Bytes | None = None
     card_bytes: Bytes | None = None
     card_used_bytes: Bytes | None = None
+    card_offered_bytes: Bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

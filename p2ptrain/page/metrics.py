@@ -39,9 +39,19 @@ def metrics_text(state: PageState) -> str:
         [({"device": d.name}, d.card_used_bytes) for d in state.devices],
     )
     lines += _gauge(
+        "p2ptrain_device_card_offered_bytes",
+        "Memory of a device's accelerator that p2ptrain may use.",
+        [({"device": d.name}, d.card_offered_bytes) for d in state.devices],
+    )
+    lines += _gauge(
         "p2ptrain_device_needed_bytes",
-        "Memory that a device needs for its part of the plan.",
+        "Memory that a device needs for its part of the plan, beside an accelerator's own.",
         [({"device": d.name}, d.needed_bytes) for d in state.devices],
+    )
+    lines += _gauge(
+        "p2ptrain_device_card_needed_bytes",
+        "Memory of a device's accelerator that its part of the plan needs.",
+        [({"device": d.name}, d.card_needed_bytes) for d in state.devices],
     )
     lines += _gauge(
         "p2ptrain_device_alone_samples_per_second",

@@ -43,7 +43,8 @@ class DeviceView:
         kind: what it is, in words; None where it has not said.
         memory_bytes, used_bytes: that p2ptrain may use there, and what jobs take of it now.
         needed_bytes: by the plan.
-        card_bytes, card_used_bytes: the same of an accelerator's memory.
+        card_bytes: an accelerator's memory.
+        card_offered_bytes, card_used_bytes, card_needed_bytes: as those, of that.
         alone_samples_per_s: of the job, without the others; None where it was not measured.
         color: 0 to 7, the same for its part of the model and its links.
         part: its layers and share; None without a part.
@@ -80,6 +81,8 @@ class DeviceView:
     used_bytes: int | None = None
     card_bytes: int | None = None
     card_used_bytes: int | None = None
+    card_offered_bytes: int | None = None
+    card_needed_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -116,6 +116,8 @@ def _device(
     state = "cut_off" if reason is not None else member.state
     plan = None if course is None else course.plan
     part = sentences.part_of(plan, member.name)
+    needed, on_host = ({}, {}) if plan is None else (plan.peak_bytes, plan.host_bytes)
+    has_two = member.name in on_host
     return DeviceView(
         name=member.name,
         id=member.id,
@@ -125,7 +127,7 @@ def _device(
         kind=sentences.kind_of(dict(member.info)),
         threads=member.threads,
         memory_bytes=member.memory_bytes,
-        needed_bytes=None if plan is None else plan.peak_bytes.get(member.name),
+        needed_bytes=(on_host if has_two else needed).get(member.name),
         alone_samples_per_s=None if plan is None else plan.alone_samples_per_s.get(member.name),
         address=member.address,
         interface=member.interface,
@@ -150,6 +152,8 @@ def _device(
         used_bytes=member.memory.used_bytes,
         card_bytes=member.memory.card_bytes,
         card_used_bytes=member.memory.card_used_bytes,
+        card_offered_bytes=member.memory.card_offered_bytes,
+        card_needed_bytes=needed.get(member.name) if has_two else None,
     )
 
 

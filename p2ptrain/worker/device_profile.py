@@ -65,7 +65,7 @@ class DeviceProfiler:
     """One a device; keeps the newest answers.
 
     Args:
-        memory_bytes: what p2ptrain may use here, or None: what is available.
+        memory_bytes: as `JobMemory`.
         ceiling: memory that jobs may take here.
         box: where models of others are measured; None: in the thread that computes.
         emit: called with a model that has ended its process there.

@@ -62,8 +62,8 @@ class JobMemory:
         used_bytes = max(anonymous_bytes() - self._idle_bytes, 0)
         if device.is_host:
             return MemoryInUse(used_bytes)
-        found = device.memory()
-        return MemoryInUse(used_bytes, found.total_bytes, found.taken_bytes)
+        found, offered_bytes = device.memory(), self.whole_budgets().compute_bytes
+        return MemoryInUse(used_bytes, found.total_bytes, found.taken_bytes, offered_bytes)
 
     def short_of(self, needed: MemoryBudgets, *, engaged: bool) -> MemoryShortage | None:
         """Which memory is too small for a part, now that it is to begin, and what there is.

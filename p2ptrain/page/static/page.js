@@ -234,7 +234,7 @@ function card(device) {
     ["Alone", device.alone_samples_per_s === null ? null : `${speed(device.alone_samples_per_s)} samples/s`],
     ["Memory", device.memory_bytes === null ? null : `${device.needed_bytes === null ? "" : `${bytes(device.needed_bytes)} planned of `}${bytes(device.memory_bytes)}`],
     ["In use", isGone || device.used_bytes == null ? null : bytes(device.used_bytes)],
-    ["Card’s memory", isGone || device.card_bytes == null ? null : `${bytes(device.card_used_bytes)} in use of ${bytes(device.card_bytes)}`],
+    ["Card’s memory", isGone || device.card_bytes == null ? null : `${device.card_needed_bytes == null ? "" : `${bytes(device.card_needed_bytes)} planned of ${bytes(device.card_offered_bytes)}, `}${bytes(device.card_used_bytes)} in use of ${bytes(device.card_bytes)}`],
     ["Load by others", isGone || device.others_cpu_percent == null ? null : `${device.others_cpu_percent}%`],
     ["Battery", isGone || device.battery_percent == null ? null : `${device.battery_percent}%${device.power === "battery" ? ", not charging" : ""}`],
     ["Temperature", isGone || device.temperature_c == null ? null : `${device.temperature_c} °C`],

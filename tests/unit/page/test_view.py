@@ -114,6 +114,17 @@ def test_memory_in_use_stands_beside_what_there_is() -> None:
     assert "5 kB used, 2 kB planned of 8 GB" in shown
 
 
+def test_a_card_s_memory_and_the_host_s_are_planned_and_shown_apart() -> None:
+    in_use = MemoryInUse(5_000, 12_000, 7_000, 10_000)
+    training = course(replace(PLAN, predicted_host_bytes={"pi": 900}))
+    state = _state(training, status=status([member("laptop"), member("pi", memory=in_use)]))
+    pi, laptop = _device(state, "pi"), _device(state, "laptop")
+    assert (pi.needed_bytes, pi.card_needed_bytes, pi.card_offered_bytes) == (900, 2_000, 10_000)
+    assert (laptop.needed_bytes, laptop.card_needed_bytes) == (1_000, None)
+    shown = as_text(state, io.StringIO(), is_terminal=False)
+    assert "5 kB used, 900 bytes planned of 8 GB; card 7 kB used, 2 kB planned of 10 kB" in shown
+
+
 def test_tokens_are_shown_beside_samples_where_samples_are_made_of_them() -> None:
     of_tokens = [replace(step(number), tokens_per_s=6_400.0) for number in (1, 2)]
     job = _state(course(PLAN, *of_tokens)).job
