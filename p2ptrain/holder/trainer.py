@@ -40,13 +40,14 @@ from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.planning.reconfiguration import plan_only
 from p2ptrain.holder.reports import JobReports, plan_event, rate
 from p2ptrain.holder.round_watch import WATCHED, RoundWatch
+from p2ptrain.holder.rounds.async_training_loop import AsyncTrainingLoop
 from p2ptrain.holder.rounds.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.rounds.generation import HolderGeneration, SentWrong
 from p2ptrain.holder.rounds.generation_runner import GenerationWork
 from p2ptrain.holder.rounds.pause import JobPause
 from p2ptrain.holder.rounds.spoiled_update import Spoiled, SpoiledUpdates, judged, noted
 from p2ptrain.holder.rounds.trained_weights import TrainedWeights
-from p2ptrain.holder.rounds.training_loop import AsyncTrainingLoop, StoppedEarly, TrainingLoop
+from p2ptrain.holder.rounds.training_loop import StoppedEarly, TrainingLoop
 from p2ptrain.holder.snapshots.checkpointer import Checkpointer, CheckpointSchedule
 from p2ptrain.holder.snapshots.full_snapshots import MAX_AT_ONCE, CheckpointSnapshots, FullSnapshots
 from p2ptrain.holder.start import job_registry

@@ -29,11 +29,11 @@ from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.errors import ScriptError, TrainingError, note_callback
 from p2ptrain.events import Done, Eval, Event, PlanDevice, PlanStage, Step
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch
-from p2ptrain.holder.input.metrics import MetricValues, missing_loss
+from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.reports import rate
 from p2ptrain.holder.rounds.callback_runner import CallbackFailed, CallbackRunner
+from p2ptrain.holder.rounds.evaluation import RunningEvaluation
 from p2ptrain.holder.rounds.pause import JobPause
-from p2ptrain.holder.rounds.training_loop import EvaluationSums
 from p2ptrain.holder.snapshots.checkpointer import CheckpointSchedule
 from p2ptrain.holder.start.job_registry import job_fingerprint
 from p2ptrain.holder.start.prepare import prepare
@@ -148,7 +148,7 @@ class _Training:
         self._loss, self._alike = 0.0, 0  # of the round, as far as it is computed here
         self._failure: Exception | None = None  # to be said at the next meeting
         self._samples = self._left_out = 0
-        self._evaluating: EvaluationSums | None = None
+        self._evaluation: RunningEvaluation | None = None
         self._begins_epoch = True
         self._cadence = CheckpointSchedule(options.checkpoint_every, monotonic())
         self._began_at = self._stepped_at = monotonic()
@@ -299,31 +299,26 @@ class _Training:
 
     def _evaluate(self, piece: LoadedMicroBatch) -> None:
         shape, size = piece.planned.round, piece.feed.piece.size
-        if self._evaluating is None:
-            values = MetricValues(self._job.metrics, self._prepared.over_all)
-            self._evaluating = EvaluationSums(values)
+        evaluation = self._evaluation = self._evaluation or RunningEvaluation(self._prepared)
         loss, *leaves = self._stage.evaluate(piece)
         self._loss += loss.item() * size / shape.samples
         is_last = piece.feed.piece.key.micro_batch == shape.numbers[-1]
         if is_last:
-            self._evaluating.add(self._loss, shape.samples)
+            evaluation.add_loss(self._loss, shape.samples)
         if self._job.metrics:
-            output = self._prepared.captured.unflatten_output(leaves)
-            self._evaluating.values.add(output, piece.target, size, ends_batch=is_last)
+            evaluation.add_output(leaves, piece.target, size, ends_batch=is_last)
 
     async def _evaluation_over(self, step: int) -> bool:
         """As `_round_over`."""
         numbers, name = self._job.numbers, self._job.scheduler_metric
         found: dict[str, float] = {}
         with self._ranks.together():
-            if self._evaluating is not None:
-                evaluated, self._evaluating = self._evaluating, None
-                unscored = self._prepared.captured.unscored
-                found = evaluated.values.result(None if unscored else evaluated.loss)
-                for metric, how in evaluated.values.failures.items():
-                    self._warn(f"the metric {metric!r} failed, and is left out: {how}")
-                if numbers.needs_metric and name not in found:
-                    raise ScriptError(f"the scheduler waits for the metric {name!r}: step {step}")
+            if self._evaluation is not None:
+                evaluation, self._evaluation = self._evaluation, None
+                found = evaluation.result()
+                for failure in evaluation.failures:
+                    self._warn(failure)
+                evaluation.check_metric(step, found)
         found = self._ranks.shared(found)
         if numbers.needs_metric:
             numbers.note(step, found[name])

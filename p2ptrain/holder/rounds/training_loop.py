@@ -24,23 +24,22 @@ from torch import Tensor
 
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.aio.threads import run_in_background
-from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_counts import token_place
 from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch, LongerThanPlanned
-from p2ptrain.holder.input.metrics import MetricValues
 from p2ptrain.holder.input.mini_batches import MiniBatch
 from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.rounds.callback_runner import CallbackRunner
+from p2ptrain.holder.rounds.evaluation import RunningEvaluation
 from p2ptrain.holder.rounds.generation import HolderGeneration
+from p2ptrain.holder.rounds.late_batches import LateBatches
 from p2ptrain.holder.rounds.pause import JobPause
 from p2ptrain.holder.rounds.trained_weights import TrainedWeights
 from p2ptrain.holder.snapshots.checkpointer import Checkpointer
 from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start.journal import Journal
-from p2ptrain.holder.start.model_limits import LEAVES_OUT
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.rounds import (
     LENGTHS_ROOM,
@@ -53,14 +52,11 @@ from p2ptrain.job.rounds import (
 from p2ptrain.job.state_callback import StateCallback
 from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey
-from p2ptrain.model.sample_independence.class_losses import DEFAULT_IGNORED, entered
 from p2ptrain.model.stage.determinism import randomness_lock
 from p2ptrain.model.stage.optimizer_form import AS_GIVEN
-from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, SKIPPED, Seat
 from p2ptrain.recovery.loss_scale import LEAST_SCALE, MANY_SKIPPED, LossScale
 from p2ptrain.recovery.version import Version
-from p2ptrain.runtime.asynchronous.async_executor import orders_under_way
 from p2ptrain.runtime.io.sample_division import SampleDivision
 
 ROUNDS_AHEAD = 2
@@ -140,18 +136,14 @@ class TrainingLoop:
         self._targets: asyncio.Queue[tuple[MicroBatchKey, object]] = asyncio.Queue(
             generation.evaluated_ahead
         )
-        self._evaluating: EvaluationSums | None = None
+        self._evaluation: RunningEvaluation | None = None
         self._data_watch = DataWatch()
-        self._has_named_torn = False
         self._stepped_at: float | None = None
         self._token_place = token_place(prepared.captured.description)
         self._tokens: defaultdict[int, int] = defaultdict(int)  # by round
         last = generation.assignment.stages[-1]
         self._division = SampleDivision(last)
-        self._divides = last.shared and last.allocation is Allocation.SAMPLES
-        said = (*prepared.sharing.effects, *prepared.changes)
-        is_said = any(LEAVES_OUT in words for words in said)
-        self._unweighed = None if is_said else prepared.unweighed
+        self._late = LateBatches(prepared, last, reports.warn)
 
     @property
     def _rounds_ahead(self) -> int:
@@ -298,13 +290,13 @@ class TrainingLoop:
                     self._data_watch.waited(monotonic() - asked_at)
                 if loaded.planned.round.index > last:
                     last = loaded.planned.round.index
-                    self._check_whole(loaded.planned.round)
+                    self._late.check_whole(loaded.planned.round)
                     weights = loaded.feed.weights
                     is_nothing = weights is not None and weights.counts_nothing
                     await self._found.put((loaded.planned, is_nothing))
                 self._count_tokens(loaded.feed)
                 await self._keep_target(loaded)
-                self._warn_of_ignored(loaded.feed)
+                self._late.check_ignored(loaded.feed)
                 yield loaded.feed
                 asked_at = monotonic()
 
@@ -319,37 +311,6 @@ class TrainingLoop:
         """Metrics need it when the output is back; the queue bounds the pieces under way."""
         if loaded.feed.piece.mode is RoundMode.EVAL and self._prepared.job.metrics:
             await self._targets.put((loaded.feed.piece.key, loaded.target))
-
-    def _check_whole(self, shape: Round) -> None:
-        """Of batches that a loader makes larger than those that were looked at.
-
-        Raises:
-            ScriptError: the loss is a sum, whose parts would be weighed as of a mean.
-        """
-        torn, sums = self._prepared.why_torn(shape), self._prepared.across.sum_of
-        if not torn or (self._has_named_torn and not sums):
-            return
-        self._has_named_torn = True
-        if sums:
-            raise ScriptError(torn)
-        self._reports.warn(f"{torn}; it is computed in parts, which trains something else")
-
-    def _warn_of_ignored(self, feed: FeedItem) -> None:
-        """Once, of targets left out that were not among the samples seen before the plan."""
-        if self._unweighed is None or feed.piece.mode is not RoundMode.TRAIN:
-            return
-        batch_size = self._prepared.job.batch_size
-        if not self._divides and feed.piece.size >= batch_size:
-            return
-        leaves = entered(self._prepared.captured.description, feed.inputs, feed.targets)
-        if self._unweighed.leave_out(leaves):
-            self._unweighed = None
-            self._reports.warn(
-                f"targets of {DEFAULT_IGNORED}, which the loss leaves out, came up after the "
-                "plan was made: mini-batches are computed in parts, and each part leaves out its "
-                f"own, which trains something else than the whole. Set micro_batch={batch_size}"
-                f"{' and use --planner pp, which divides none' if self._divides else ''}"
-            )
 
     # -- in --------------------------------------------------------------------------------------
 
@@ -474,26 +435,24 @@ class TrainingLoop:
 
     async def _finish_evaluation(self, order: RoundOrder, *, is_last: bool) -> None:
         """Of one round of it; the last one of an evaluation has the numbers."""
-        if self._evaluating is None:
-            metrics = MetricValues(self._prepared.job.metrics, self._prepared.over_all)
-            self._evaluating = EvaluationSums(metrics)
-        evaluating, shape = self._evaluating, order.round
+        shape = order.round
+        evaluation = self._evaluation = self._evaluation or RunningEvaluation(self._prepared)
         if order.outputs:
             for number in range(shape.micro_batches):
-                await self._measure(evaluating.values, shape, number)
+                await self._measure(evaluation, shape, number)
         reports = await self._generation.tracker.complete(shape.index)
-        evaluating.add(loss_of(reports), shape.samples)
+        evaluation.add_loss(loss_of(reports), shape.samples)
         if not is_last:
             return
-        self._evaluating, values = None, evaluating.values
+        self._evaluation = None
         self._stepped_at = None
-        loss = None if self._prepared.captured.unscored else evaluating.loss
-        found = await run_in_background(lambda: values.result(loss))
-        await self._note_metric(shape.step, found)
+        found = await run_in_background(evaluation.result)
+        evaluation.check_metric(shape.step, found)
+        await self._note_measured(shape.step, found.get(self._prepared.job.scheduler_metric))
         self._reports.evaluation(shape.step, found)
         self._elastic.pause_over()
-        for name, how in values.failures.items():
-            self._reports.warn(f"the metric {name!r} failed, and is left out: {how}")
+        for failure in evaluation.failures:
+            self._reports.warn(failure)
         if self._checkpointer is not None:
             self._checkpointer.evaluated(shape.step)
         await self._await_callbacks()
@@ -509,24 +468,11 @@ class TrainingLoop:
             await self._weights.save_best(self._generation, best)
         await run_in_background(self._callbacks.keep)
 
-    async def _note_metric(self, step: int, found: Mapping[str, float]) -> None:
-        """Where the scheduler is stepped with a metric. Raises ScriptError: it is missing."""
-        numbers, name = self._prepared.job.numbers, self._prepared.job.scheduler_metric
-        if not numbers.needs_metric:
-            return
-        if name not in found:
-            raise ScriptError(
-                f"the scheduler waits for the metric {name!r}, which the evaluation after step "
-                f"{step} did not give"
-            )
-        numbers.note(step, found[name])
-        await self._journal.measured(numbers.measured)
-
-    async def _note_measured(self, step: int, callback: StateCallback) -> None:
-        """Where the scheduler is stepped with what a callback measures."""
+    async def _note_measured(self, step: int, metric: float | None) -> None:
+        """Where the scheduler is stepped with it; the journal has it before the next update."""
         numbers = self._prepared.job.numbers
-        if numbers.needs_metric and callback.measured is not None:
-            numbers.note(step, callback.measured)
+        if numbers.needs_metric and metric is not None:
+            numbers.note(step, metric)
             await self._journal.measured(numbers.measured)
 
     async def _report_evaluated(self, step: int, callback: StateCallback) -> None:
@@ -546,83 +492,24 @@ class TrainingLoop:
             while wanting := self._callbacks.wanting:  # again after what it was given
                 state = await self._weights.state(self._generation, step, wanting[0].wanted)
                 await self._callbacks.give(wanting[0], state)
-                await self._note_measured(step, wanting[0])
+                await self._note_measured(step, wanting[0].measured)
                 await self._report_evaluated(step, wanting[0])
         self._may_order.set()
 
-    async def _measure(self, values: MetricValues, shape: Round, number: int) -> None:
+    async def _measure(self, evaluation: RunningEvaluation, shape: Round, number: int) -> None:
         key, target = await self._targets.get()
         assert key == MicroBatchKey(shape.index, number), "pieces are fed and evaluated in order"
         leaves = await self._generation.output(key)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        output = self._prepared.captured.unflatten_output(tensors)
+        ends_batch = number == shape.micro_batches - 1
 
         def measure() -> None:
             with randomness_lock:  # a metric may draw random numbers, and so may what computes
-                ends_batch = number == shape.micro_batches - 1
-                values.add(output, target, shape.size(number), ends_batch=ends_batch)
+                evaluation.add_output(tensors, target, shape.size(number), ends_batch=ends_batch)
 
-        await run_in_background(
-            measure
-        )  # a slow metric on the event loop would silence this device
-
-
-class EvaluationSums:
-    """What the rounds of one evaluation have given."""
-
-    def __init__(self, values: MetricValues) -> None:
-        self.values = values
-        self._total, self._samples = 0.0, 0
-
-    def add(self, loss: float, samples: int) -> None:
-        """Of one round."""
-        self._total = (
-            loss
-            if not self._samples
-            else self._total + (loss - self._total) * (samples / (self._samples + samples))
-        )
-        self._samples += samples
-
-    @property
-    def loss(self) -> float:
-        """The mean over all samples."""
-        return self._total
+        await run_in_background(measure)  # a slow one would silence this device's event loop
 
 
 def loss_of(reports: Mapping[Seat, RoundReport]) -> float:
     """The sum of what the last stage's devices had of it; the others report zero."""
     return sum(reports[seat].loss for seat in sorted(reports))
-
-
-class AsyncTrainingLoop(TrainingLoop):
-    """Runs a course of mini-batches on one generation; see `TrainingLoop`."""
-
-    @property
-    def _rounds_ahead(self) -> int:
-        return orders_under_way(self._generation.assignment.depths)
-
-    async def _no_more(self, rounds: int) -> None:
-        await self._generation.no_more(rounds)
-
-    async def _finish_step(self, order: RoundOrder) -> None:
-        """The update is made already: a callback that ends the job ends it after those made."""
-        reports = await self._generation.tracker.complete(order.round.index)
-        await self._callbacks.caught_up()
-        step = order.round.step + 1
-        self._step(step, order, reports)
-        self._round_over(step, reports)
-
-    async def _wants_checkpoint(
-        self, checkpointer: Checkpointer, planned: PlannedRound[MiniBatch]
-    ) -> bool:
-        """Not where one would have to wait for another.
-
-        Without orders the stages stand still: to end a mini-batch they must know what comes,
-        as many as there are stages after it. So of those that must be written too close to each
-        other, such as the borders of very short epochs, the first one is.
-        """
-        due = checkpointer.due
-        depth = orders_under_way(self._generation.assignment.depths)
-        if due is not None and planned.round.step + 1 - due < depth:
-            return False
-        return await super()._wants_checkpoint(checkpointer, planned)
