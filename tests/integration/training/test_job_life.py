@@ -269,7 +269,7 @@ async def test_weights_that_an_update_broke_are_blamed_on_the_update() -> None:
 
 async def test_a_model_larger_than_all_memory_is_refused_with_the_numbers() -> None:
     async with devices(2, memory_bytes=1000) as household:
-        with pytest.raises(PlanError, match=r"layer .* missing"):
+        with pytest.raises(PlanError, match=r"may use 1 kB of memory.* missing"):
             await household.holder_run(make_job()).run()
 
 
