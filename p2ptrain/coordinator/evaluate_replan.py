@@ -22,6 +22,7 @@ from p2ptrain.coordinator.measured_cluster import (
     MeasuredCluster,
     MeasuredDevice,
     is_profiled,
+    sharing_machines,
     with_times_of_holder,
 )
 from p2ptrain.coordinator.plan_cluster import replan_cluster
@@ -235,7 +236,7 @@ class ReplanEvaluation:
             candidates = list(with_times_of_holder(holder, {c.id: c for c in candidates}).values())
         corrections, lowered = self._request.corrections, self._request.lowered
         return MeasuredCluster.of(
-            [as_of_now(candidate, corrections, lowered) for candidate in candidates],
+            [as_of_now(c, corrections, lowered) for c in sharing_machines(candidates).values()],
             self._surveyor.links,
             self._name(holder),
             self._request.without,

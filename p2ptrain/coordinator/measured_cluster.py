@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, TypeAlias
@@ -127,6 +128,21 @@ class MeasuredCluster:
             for c in self.candidates
         )
         return Cluster(devices=devices, links=dict(self.links))
+
+
+def sharing_machines(candidates: Iterable[MeasuredDevice]) -> dict[str, MeasuredDevice]:
+    """By id; each that shares a machine with others here counts on its part of the host's memory.
+
+    Each of them has measured all that is free there.
+    """
+    found = {one.id: one for one in candidates}
+    counts = Counter(one.compute.machine for one in found.values())
+
+    def with_its_part(one: MeasuredDevice) -> MeasuredDevice:
+        count = counts[one.compute.machine] if one.compute.machine else 1
+        return replace(one, memory=one.memory.with_host(one.memory.of_host // count))
+
+    return {device: with_its_part(one) for device, one in found.items()}
 
 
 def is_profiled(inventory: StateReport, request: JobPlanRequest, holder: str) -> bool:

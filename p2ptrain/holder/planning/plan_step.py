@@ -21,6 +21,7 @@ from p2ptrain.coordinator.measured_cluster import (
     MeasuredCluster,
     MeasuredDevice,
     is_profiled,
+    sharing_machines,
     unusable,
     with_times_of_holder,
 )
@@ -316,7 +317,8 @@ class PlanStep:
         )
         left_out += [LeftOut(known.pop(d).name, reason) for d, reason in useless.items()]
         corrections = self._request.corrections
-        limited = {d: as_of_now(known[d], corrections, make.lowered) for d in sorted(known)}
+        shared = sharing_machines(known.values())
+        limited = {d: as_of_now(shared[d], corrections, make.lowered) for d in sorted(shared)}
         return limited, tuple(left_out)
 
     def _is_known(self, device: str) -> bool:

@@ -42,6 +42,12 @@ class MemoryBudgets:
         """What of it is the host's memory: where there is one memory, all."""
         return self.compute_bytes if self.host_bytes is None else self.host_bytes
 
+    def with_host(self, host_bytes: int) -> MemoryBudgets:
+        """With so much of the host's memory."""
+        if self.host_bytes is None:
+            return MemoryBudgets(host_bytes)
+        return MemoryBudgets(self.compute_bytes, host_bytes)
+
     def in_memories_of(self, device: MemoryBudgets) -> MemoryBudgets:
         """What is needed, where `device` computes: perhaps in one memory by now."""
         return self if device.host_bytes is not None else MemoryBudgets(self.total_bytes)
@@ -87,8 +93,8 @@ class MemoryShortage:
     def lowered(self, budgets: MemoryBudgets, most_bytes: int) -> MemoryBudgets:
         """`budgets`, of that memory at most so much."""
         most_bytes = max(min(most_bytes, self.of(budgets)), 0)
-        if self.in_host and budgets.host_bytes is not None:
-            return replace(budgets, host_bytes=most_bytes)
+        if self.in_host:
+            return budgets.with_host(most_bytes)
         return replace(budgets, compute_bytes=most_bytes)
 
     def text(self, name: str, needed: MemoryBudgets) -> str:

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from p2ptrain.coordinator.backup_cost import plan_backups
 from p2ptrain.coordinator.fit_plan import fit_plan
-from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, to_profile
+from p2ptrain.coordinator.measured_cluster import (
+    MeasuredCluster,
+    MeasuredDevice,
+    sharing_machines,
+    to_profile,
+)
 from p2ptrain.coordinator.memory_model import with_full_memory
 from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.coordinator.plan_question import PlanQuestion
@@ -234,6 +239,22 @@ def test_copies_go_where_the_host_has_memory() -> None:
             replace(asked, replicas=True), plan, stages, candidates, home.links, "x"
         )
         assert found.stages[0].copies_to == keeper
+
+
+def test_members_of_one_machine_count_the_host_s_memory_once() -> None:
+    home = household({"x": MemoryBudgets(900), "y": MemoryBudgets(700, 900), "z": ROOMY})
+    desk = ("x", "y")
+    candidates = [
+        replace(c, compute=replace(c.compute, machine="desk" if c.name in desk else ""))
+        for c in home.candidates
+    ]
+    shared = sharing_machines(candidates)
+    assert {name: one.memory for name, one in shared.items()} == {
+        "x": MemoryBudgets(450),
+        "y": MemoryBudgets(700, 450),
+        "z": ROOMY,
+    }
+    assert list(sharing_machines(candidates[1:]).values()) == candidates[1:], "it is alone there"
 
 
 def test_memory_that_no_layer_can_have_is_said_with_its_own_figures() -> None:
