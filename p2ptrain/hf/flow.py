@@ -104,8 +104,9 @@ class TrainerFlow(StateCallback):
         """One update counts."""
         trainer, state = self._trainer, self._trainer.state
         if event.step > state.global_step + 1:  # an earlier process has made those in between
-            trainer._globalstep_last_logged = event.step - 1
+            trainer._globalstep_last_logged = trainer._initial_global_step = event.step - 1
         self._add_loss(event.loss)
+        trainer.count_flos(event)
         state.global_step = event.step
         state.epoch = self._length.epoch_after(event.step, trainer.args.gradient_accumulation_steps)
         self._work = self._after_step(event)

@@ -6,6 +6,7 @@ is called with the rest, and the loss with its output and the labels: a pair (ba
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -61,6 +62,16 @@ def counts_unshifted(model: nn.Module) -> bool:
     inner = without_adapters(model)
     named = LOSS_MAPPING.get(getattr(inner, "loss_type", None))
     return named is None and is_causal(inner) and inner.loss_function is ForCausalLMLoss
+
+
+def leaves_count(model: nn.Module) -> bool:
+    """Whether the model computes its loss without the number of items that transformers counts.
+
+    What does use it calls `loss_function`, or hands it on to a model inside.
+    """
+    forward = inspect.unwrap(type(without_adapters(model)).forward)
+    names = {*forward.__code__.co_names, *forward.__code__.co_varnames}
+    return not {"loss_function", "num_items_in_batch"} & names
 
 
 class UnshiftedCount:

@@ -34,6 +34,8 @@ from p2ptrain.hf.losses import (
     UsersLoss,
     counts_unshifted,
     is_causal,
+    leaves_count,
+    without_adapters,
     without_labels,
 )
 from p2ptrain.hf.sample_order import TrainingLength, length_of, mini_batches
@@ -153,6 +155,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers has n
                 self._align_special_tokens()
             data, length = self._data()
             self._begin(length, folder)
+            self._warn_of_mean()
             flow = TrainerFlow(self, length, ignore_keys_for_eval, since)
             job = self._job(data, length, flow)
             options = self._options_of(length, folder)
@@ -232,6 +235,18 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers has n
             autocast=_autocast(args),
         )
 
+    def _warn_of_mean(self) -> None:
+        """Of models for which transformers' own updates have larger gradients."""
+        parts = self.args.gradient_accumulation_steps
+        own = self.compute_loss_func is None and self.label_smoother is None
+        if parts > 1 and own and self.model_accepts_loss_kwargs and leaves_count(self.model):
+            logger.warning(
+                f"transformers' Trainer adds up the means of the {parts} batches of an update for "
+                f"{type(without_adapters(self.model)).__name__}, whose loss does not use "
+                f"num_items_in_batch: its loss and gradients are {parts} times as large. Here they "
+                "are the mean of the mini-batch, whatever divides it"
+            )
+
     def _loss(self) -> SmoothedLoss | UnshiftedCount | UsersLoss | None:
         """None: the model computes it."""
         if self.compute_loss_func is not None:
@@ -292,6 +307,18 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers has n
         return dataset, collate
 
     # -- logs, evaluations, folders --------------------------------------------------------------
+
+    def count_flos(self, event: events.Step) -> None:
+        """transformers' estimate for an update, where samples are sequences of token ids."""
+        tokens = round((event.tokens_per_s or 0.0) * event.seconds)
+        ids = {"input_ids": torch.empty(tokens, device="meta")}
+        self.current_flos += float(self.floating_point_ops(ids))
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """transformers', without an estimate that there is none of."""
+        if logs.get("total_flos") == 0:
+            del logs["total_flos"]
+        super().log(logs, start_time)
 
     def log_progress(self, rate: float | None, norm: float | None, since: float) -> None:
         """The mean loss since the last time, and the last update's norm and learning rate."""

@@ -14,8 +14,14 @@ import pytest
 import torch
 import transformers
 from torch.utils.data import IterableDataset
-from transformers import AutoModelForCausalLM, EarlyStoppingCallback, TrainerCallback
+from transformers import (
+    AutoModelForCausalLM,
+    EarlyStoppingCallback,
+    TrainerCallback,
+    default_data_collator,
+)
 from transformers.integrations import integration_utils
+from transformers.utils import logging
 
 import p2ptrain.hf
 from p2ptrain.errors import OptionError
@@ -96,6 +102,57 @@ def test_arguments_do_what_they_do_with_transformers(
     assert_same_logs(ours, wanted)
 
 
+def trimmed(samples: list[Any]) -> dict[str, torch.Tensor]:
+    """As long as the longest of a batch is."""
+    batch = default_data_collator(samples)
+    longest = int((batch["labels"] != -100).sum(dim=1).max())
+    return {name: tensor[:, :longest] for name, tensor in batch.items()}
+
+
+def test_accumulated_batches_of_many_lengths_weigh_as_with_transformers(tmp_path: Path) -> None:
+    """In float64, as AdamW divides noise by noise in the keys' bias, whose gradient is zero."""
+    changes = {"gradient_accumulation_steps": 4, "max_steps": 3}
+    scripts = {**clm(), "data_collator": trimmed}, {**clm(), "data_collator": trimmed}
+    for script in scripts:
+        script["model"].double()
+    ours = here(tmp_path / "a", scripts[0], **changes)
+    wanted = theirs(tmp_path / "b", scripts[1], **changes)
+    ours.train()
+    wanted.train()
+    assert_same_logs(ours, wanted)
+    weights, others = ours.model.state_dict(), wanted.model.state_dict()
+    for name, tensor in weights.items():
+        assert torch.allclose(tensor, others[name], rtol=1e-12, atol=1e-12), name
+
+
+def test_a_loss_that_does_not_count_is_a_mean_here_and_a_sum_there(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    changes = {"gradient_accumulation_steps": 4, "max_steps": 1}
+    ours, wanted = (
+        here(tmp_path / "a", glue(), **changes),
+        theirs(tmp_path / "b", glue(), **changes),
+    )
+    logging.enable_propagation()
+    ours.train()
+    logging.disable_propagation()
+    wanted.train()
+    for name in ("loss", "grad_norm"):
+        here_is, there = logged(ours)[0][name], logged(wanted)[0][name]
+        assert 4 * here_is == pytest.approx(there, rel=1e-5)
+    assert "adds up the means of the 4 batches of an update for BertForSeq" in caplog.text
+
+
+def test_operations_are_estimated_as_with_transformers_or_not_at_all(tmp_path: Path) -> None:
+    ours, wanted = here(tmp_path / "a", clm()), theirs(tmp_path / "b", clm())
+    ours.train()
+    wanted.train()
+    assert ours.state.total_flos == wanted.state.total_flos > 0
+    seen = here(tmp_path / "c", SCRIPTS["images"]())
+    seen.train()
+    assert not any("total_flos" in line for line in seen.state.log_history)
+
+
 def test_what_is_saved_is_resumed_and_the_best_comes_back(tmp_path: Path) -> None:
     how = {
         **{"save_strategy": "steps", "save_steps": 3, "eval_strategy": "steps", "eval_steps": 3},
@@ -110,7 +167,9 @@ def test_what_is_saved_is_resumed_and_the_best_comes_back(tmp_path: Path) -> Non
     assert state["global_step"] == 6
     shutil.copytree(folder, tmp_path / "c" / "checkpoint-6")
     resumed = here(tmp_path / "c", clm(), **how)
-    resumed.train(resume_from_checkpoint=True)
+    loss = resumed.train(resume_from_checkpoint=True).training_loss
+    after = [line["loss"] for line in logged(whole) if line["step"] > 6 and "loss" in line]
+    assert loss == pytest.approx(sum(after) / 6)  # as transformers has it: of the steps resumed
     assert logged(resumed)[:-1] == logged(whole)[:-1]
     weights, others = whole.model.state_dict(), resumed.model.state_dict()
     assert all(torch.equal(weights[key], others[key]) for key in weights)
