@@ -205,6 +205,7 @@ class Trainer(transformers.Trainer):  # type: ignore[misc]  # transformers has n
         self._tr_loss = torch.tensor(0.0, dtype=torch.float64)
         self._total_loss_scalar = 0.0
         self._globalstep_last_logged = self.state.global_step
+        self.model.zero_grad()
 
     def _options_of(self, length: TrainingLength, folder: str | None) -> TrainOptions:
         options = self._options

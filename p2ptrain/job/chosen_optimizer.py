@@ -88,6 +88,12 @@ def untrained_frozen(model: nn.Module, optimizer: Optimizer) -> Iterator[list[st
             parameter.requires_grad_(True)
 
 
+def with_gradients(model: nn.Module) -> list[str]:
+    """Names of trained parameters that have one already, and not of zeros."""
+    named = ((name, p.grad) for name, p in model.named_parameters() if p.requires_grad)
+    return [name for name, gradient in named if gradient is not None and bool(gradient.any())]
+
+
 def optimizer_spec(
     model: nn.Module,
     optimizer: Optimizer,

@@ -83,6 +83,7 @@ def job(
         chosen = configured(module)
     refuse_manual(module)
     step = TrainingStep(module, trainer)
+    module.zero_grad()
     callbacks = list(fields.pop("callbacks", ()))
     how = (step.logged, val_check_interval, callbacks, fields.get("autocast"))
     validating = _validating(module, base, found, chosen, *how)

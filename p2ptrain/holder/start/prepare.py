@@ -38,7 +38,12 @@ from p2ptrain.holder.start.micro_batch import (
 from p2ptrain.holder.start.model_limits import Across, check_asynchronous, read_sharing
 from p2ptrain.holder.start.prepared_job import CapturedAgain, PreparedJob, from_checkpoint, resumed
 from p2ptrain.job.callbacks import SaveBest
-from p2ptrain.job.chosen_optimizer import optimizer_spec, optimizer_state, untrained_frozen
+from p2ptrain.job.chosen_optimizer import (
+    optimizer_spec,
+    optimizer_state,
+    untrained_frozen,
+    with_gradients,
+)
 from p2ptrain.job.given_weights import load_weights
 from p2ptrain.job.job import LOSS, Job
 from p2ptrain.job.state_callback import StateCallback
@@ -79,14 +84,25 @@ def prepare(job: Job, options: TrainOptions, again: CapturedAgain | None = None)
     """
     with untrained_frozen(job.model, job.optimizer) as untrained:
         prepared = _prepare(job, options, again)
-    if not untrained:
-        return prepared
-    more = f" and {len(untrained) - 3} more" if len(untrained) > 3 else ""
-    why = (
-        f"{', '.join(map(repr, untrained[:3]))}{more} require a gradient, and are in no group of "
-        "the optimizer: they are not trained, and count as frozen"
-    )
-    return replace(prepared, warnings=(*prepared.warnings, why))
+        left = with_gradients(job.model) if again is None and options.resume is None else []
+    warnings = list(prepared.warnings)
+    if untrained:
+        warnings.append(
+            f"{_few(untrained)} require a gradient, and are in no group of the optimizer: they are "
+            "not trained, and count as frozen"
+        )
+    if left:
+        warnings.append(
+            f"{_few(left)}: .grad holds gradients from before the Job. Plain torch's loop would "
+            "add them to those of the first update; here every update begins without any, as after "
+            "optimizer.zero_grad()"
+        )
+    return replace(prepared, warnings=tuple(warnings))
+
+
+def _few(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{', '.join(map(repr, names[:3]))}{more}"
 
 
 def _prepare(job: Job, options: TrainOptions, again: CapturedAgain | None) -> PreparedJob:

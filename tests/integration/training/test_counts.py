@@ -149,6 +149,24 @@ async def test_a_pipeline_trains_bit_for_bit_by_the_contract_s_loop(
     ]
 
 
+async def test_weights_of_classes_are_summed_in_float64() -> None:
+    """In float32 the sum, and so the curve, would depend on the order of the samples."""
+    generator = torch.Generator().manual_seed(8)
+    weight = 0.1 + torch.rand(WORDS, generator=generator)
+
+    def loss(output: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(output.flatten(0, 1), labels.flatten(), weight)
+
+    def counted(_inputs: Tensor, labels: Tensor) -> float:
+        kept = labels[labels != IGNORED]
+        return float(weight.double()[kept].sum())
+
+    job, plain = (_job(_data(), torch.float32, 3, loss=loss) for _ in range(2))
+    household = await trained(job, 2)
+    assert household.losses == by_plain_torch(plain, counted, micro_batch=3)
+    assert _same_weights(job, plain)
+
+
 PLANS: Sequence[tuple[Sequence[Stage], MicroBatch]] = [
     ([divided(3, 2)], 5),
     ([dealt(2, 1)], 4),

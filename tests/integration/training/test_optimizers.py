@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
 
+from p2ptrain import events
 from p2ptrain.events import Eval, Event, Recovered, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -127,6 +128,19 @@ async def test_every_class_in_two_groups_is_plain_torchs(
     assert trained.scheduler is not None
     assert trained.scheduler.last_epoch == STEPS, "as after plain torch's loop"
     assert before["state"].keys() == trained.optimizer.state_dict()["state"].keys()  # type: ignore[union-attr]
+
+
+async def test_gradients_from_before_the_job_are_named_and_not_added() -> None:
+    trained = job("mlp", in_two_groups("SGD"))
+    for parameter in trained.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+    async with devices(1) as household:
+        await household.holder_run(trained, TrainOptions(local=True, steps=STEPS)).run()
+    assert_same(trained, household.events, plain("mlp", in_two_groups("SGD")))
+    warned = [event.message for event in household.events if isinstance(event, events.Warning)]
+    first = next(name for name, _ in trained.model.named_parameters())
+    assert [words.startswith(f"{first!r}, ") for words in warned] == [True]
+    assert ".grad holds gradients from before the Job" in warned[0]
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adafactor", "Adagrad", "ASGD", "NAdam"])
