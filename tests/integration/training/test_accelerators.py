@@ -14,15 +14,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
 
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import PlanError
 from p2ptrain.events import Eval, Plan
 from p2ptrain.job.asynchrony import AsyncOptions
+from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.model.stage.optimizer_spec import AdamW
+from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.plan.types.weight_versions import Weights
+from p2ptrain.process.memory_budget import PROCESS_BYTES
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
+from p2ptrain.worker.job_memory import JobMemory
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import OFTEN_COPIED, Devices, devices
@@ -232,6 +239,76 @@ async def test_a_card_without_memory_in_the_middle_is_planned_around() -> None:
         await household.holder_run(job, one_stage_each(3), on_step(household, 5, fill)).run()
         assert_undisturbed(household, job, wanted)
         assert _reasons(household) == ["start", "failure"]
+
+
+class _SmallHost(JobMemory):
+    """Of a member whose host has few bytes beside its card.
+
+    Attributes:
+        host_bytes: that jobs may take of them.
+        left_bytes: as many from the moment a part is made ready.
+    """
+
+    host_bytes = 1 << 40
+    left_bytes: int | None = None
+
+    def short_of(self, needed: MemoryBudgets, *, engaged: bool) -> MemoryShortage | None:
+        self.host_bytes = self.host_bytes if self.left_bytes is None else self.left_bytes
+        return super().short_of(needed, engaged=engaged)
+
+    def _budgets(self, free_bytes: int, share: float) -> MemoryBudgets:
+        return super()._budgets(min(free_bytes, self.host_bytes), share)
+
+
+def _memory_of(household: Devices, name: str, card_bytes: int | None = None) -> _SmallHost:
+    """In place of what the member has; `card_bytes` is its `--memory`."""
+    member = household.members[name]
+    member.service.measures.memory = small = _SmallHost(member.compute, card_bytes, None)
+    return small
+
+
+def _wide_job() -> Job:
+    """Six layers of a MiB each, with as much momentum; the two devices would have half each."""
+    torch.manual_seed(0)
+    layers = [nn.Linear(512, 512, bias=False) for _ in range(6)]
+    data = [(torch.randn(512), torch.tensor(number % 5)) for number in range(32)]
+    sgd = SGD(lr=0.05, momentum=0.9)
+    return Job(nn.Sequential(*layers), data, cross_entropy, optimizer=sgd, batch_size=8, epochs=1)
+
+
+def _layers_of(household: Devices, name: str) -> int:
+    stages = [s for s in household.plan.stages if name in {d.name for d in s.devices}]
+    return sum(stage.units[1] - stage.units[0] for stage in stages)
+
+
+@pytest.mark.parametrize("small", ["card", "host", "host when it is made ready"])
+async def test_the_memory_that_is_small_decides_how_much_a_device_gets(small: str) -> None:
+    """Beside a card with much memory as beside a host with much."""
+    job, wanted = _wide_job(), undisturbed(_wide_job(), 4)
+    async with accelerated(2, "b") as (household, _):
+        memory = _memory_of(household, "b", 6 << 20 if small == "card" else None)
+        few_bytes = PROCESS_BYTES + (5 << 19)  # of a layer's state, and no other one's
+        if small == "host":
+            memory.host_bytes = few_bytes
+        elif small != "card":
+            memory.left_bytes = few_bytes
+        await household.holder_run(job, replace(one_stage_each(2), steps=4)).run()
+        assert household.losses == wanted.losses
+        assert _layers_of(household, "b") == 1
+        assert _reasons(household) == ["start"]
+        assert (household.plan.epoch > 1) == (small == "host when it is made ready")
+        assert household.plan.predicted_host_bytes.keys() == {"b"}
+
+
+async def test_a_host_that_is_too_small_for_any_part_is_named() -> None:
+    async with accelerated(2, "b") as (household, _):
+        _memory_of(household, "b").host_bytes = 1 << 20
+        why = r"in the host's memory of b, beside its accelerator, which has 1.05 MB: .* missing"
+        with pytest.raises(PlanError, match=why):
+            await household.holder_run(_wide_job(), one_stage_each(2)).run()
+        chosen = TrainOptions(wait_for=2, planner="auto", steps=3)
+        await household.holder_run(_wide_job(), chosen).run()
+        assert _layers_of(household, "a") == 6
 
 
 @pytest.mark.parametrize("whose", ["a", "c"])
