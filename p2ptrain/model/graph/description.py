@@ -5,14 +5,7 @@ tensors it holds, what crosses its two cuts, whether it needs the loss's target.
 "eval" throughout; boundary b lies before unit b, from 0 (the model's inputs) to the number of units
 (the loss, and in evaluation the leaves of the model's output).
 
-A description travels as strict CBOR (`decoding` reads it). Arguments of nodes travel as themselves
-where CBOR has them (None, bool, int, float, text, lists); others are a map with one key:
-
-    {"i": 0} input   {"t": 0} target    {"s": name} state   {"n": 3} node   {"p": [0, 1]} polynomial
-    (with lengths, a list of [coefficient, [powers of the batch size and the lengths]] at its end)
-    {"d": "float32"} dtype   {"m": "channels_last"} memory format   {"l": "strided"} layout
-    {"c": "cpu"} device   {"z": [0.0, 1.0]} complex number
-    {"b": [[node, ...], [{"n": 3}, null]]} a backward, with {"i": 0} for what it is given
+A description travels as strict CBOR (`decoding` reads it); how arguments of nodes do, `nodes` says.
 """
 
 from __future__ import annotations
@@ -23,24 +16,41 @@ from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import torch
 
 from p2ptrain.model.graph.nodes import (
-    Argument,
-    BackwardGraph,
+    LEAVES_LIMIT,
     Graph,
     GraphNode,
+    Index,
     InputRef,
     NodeRef,
     StateRef,
     TargetRef,
 )
-from p2ptrain.model.graph.values import Polynomial, ValueDescription
+from p2ptrain.model.graph.values import (
+    DIMENSIONS_LIMIT,
+    ELEMENTS_LIMIT,
+    MOST_LENGTHS,
+    Described,
+    DType,
+    Name,
+    ValueDescription,
+)
 from p2ptrain.net import cbor
+from p2ptrain.net.forms import By, Key, Length, Range, Rare, Row
+from p2ptrain.net.write_form import write_form
 
 Mode: TypeAlias = Literal["train", "eval"] | str
+
+
+_TENSORS = 20_000
+
+_Sizes: TypeAlias = Annotated[
+    tuple[Annotated[int, Range(0, ELEMENTS_LIMIT)], ...], Length(DIMENSIONS_LIMIT)
+]
 
 
 class TensorKind(StrEnum):
@@ -62,11 +72,11 @@ class TensorDescription:
         trainable: a parameter that takes gradients.
     """
 
-    name: str
+    name: Name
     kind: TensorKind
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
+    dtype: DType
+    shape: _Sizes
+    strides: _Sizes
     trainable: bool
 
     @property
@@ -85,10 +95,10 @@ class UnitDescription:
         train, evaluate: [first, end) of its nodes in the two graphs.
     """
 
-    name: str
-    flops: int
-    train: tuple[int, int]
-    evaluate: tuple[int, int]
+    name: Name
+    flops: Annotated[int, Range(0, 2**62)]
+    train: tuple[Index, Index]
+    evaluate: tuple[Index, Index]
 
     def nodes(self, mode: Mode) -> tuple[int, int]:
         """[first, end) of its nodes in the graph of `mode`."""
@@ -111,20 +121,28 @@ class ModelDescription:
             was captured: it is measured and planned with these.
     """
 
-    name: str
-    inputs: tuple[ValueDescription, ...]
-    targets: tuple[ValueDescription, ...]
-    tensors: tuple[TensorDescription, ...]
-    tied: Mapping[str, str]
-    state_dict: tuple[str, ...]
+    name: Name
+    inputs: Annotated[tuple[Described, ...], Length(LEAVES_LIMIT, 1)]
+    targets: Annotated[tuple[Described, ...], Length(LEAVES_LIMIT)]
+    tensors: Annotated[tuple[Annotated[TensorDescription, Row()], ...], Length(_TENSORS)]
+    tied: Annotated[
+        Mapping[str, str],
+        By(
+            *(dict, lambda tied: [*tied.items()]),
+            Annotated[tuple[tuple[Name, Name], ...], Length(_TENSORS)],
+        ),
+    ]
+    state_dict: Annotated[tuple[Name, ...], Length(_TENSORS)]
     train: Graph
-    evaluate: Graph
-    units: tuple[UnitDescription, ...]
-    longest: tuple[int, ...] = ()
+    evaluate: Annotated[Graph, Key("eval")]
+    units: Annotated[tuple[Annotated[UnitDescription, Row()], ...], Length(1_024, 1)]
+    longest: Annotated[
+        tuple[Annotated[int, Range(1, ELEMENTS_LIMIT)], ...], Length(MOST_LENGTHS), Rare()
+    ] = ()
 
     def to_bytes(self) -> bytes:
         """Strict CBOR; equal models give equal bytes."""
-        return encode(self)
+        return cbor.dumps({"format": FORMAT, **write_form(self)})
 
     @cached_property
     def digest(self) -> str:
@@ -276,106 +294,6 @@ def _with_neighbours(units: Sequence[tuple[int, ...]], default: int) -> Iterable
 
 
 FORMAT = "p2ptrain.model/1"
-
-
-def encode(model: ModelDescription) -> bytes:
-    """The bytes of `ModelDescription.to_bytes`."""
-    return cbor.dumps(
-        {
-            "format": FORMAT,
-            "name": model.name,
-            "inputs": [_value(value) for value in model.inputs],
-            "targets": [_value(value) for value in model.targets],
-            "tensors": [_tensor(tensor) for tensor in model.tensors],
-            "tied": [[alias, name] for alias, name in model.tied.items()],
-            "state_dict": list(model.state_dict),
-            "train": _graph(model.train),
-            "eval": _graph(model.evaluate),
-            "units": [_unit(unit) for unit in model.units],
-            **({"longest": list(model.longest)} if model.longest else {}),
-        }
-    )
-
-
-def name_of(value: torch.dtype | torch.memory_format | torch.layout) -> str:
-    """ "float32" for torch.float32."""
-    return str(value).removeprefix("torch.")
-
-
-def _value(value: ValueDescription) -> list[Any]:
-    return [
-        value.name,
-        "tensor",
-        name_of(value.dtype),
-        [_polynomial(dimension) for dimension in value.dimensions],
-        value.may_require_grad,
-    ]
-
-
-def _polynomial(polynomial: Polynomial) -> list[Any]:
-    terms = [[term.coefficient, list(term.powers)] for term in polynomial.terms]
-    return [*polynomial.coefficients, *([terms] if terms else [])]
-
-
-def _tensor(tensor: TensorDescription) -> list[Any]:
-    return [
-        tensor.name,
-        tensor.kind.value,
-        name_of(tensor.dtype),
-        list(tensor.shape),
-        list(tensor.strides),
-        tensor.trainable,
-    ]
-
-
-def _unit(unit: UnitDescription) -> list[Any]:
-    return [unit.name, unit.flops, list(unit.train), list(unit.evaluate)]
-
-
-def _graph(graph: Graph) -> dict[str, Any]:
-    return {
-        "nodes": [_node(node) for node in graph.nodes],
-        "outputs": [_argument(output) for output in graph.outputs],
-        "values": [[index, _value(value)] for index, value in graph.crossing_values.items()],
-    }
-
-
-def _node(node: GraphNode) -> list[Any]:
-    args = [_argument(argument) for argument in node.args]
-    kwargs = [[name, _argument(argument)] for name, argument in node.kwargs]
-    return [node.name, node.operator, args, kwargs, node.grad_enabled]
-
-
-def _argument(argument: Argument) -> Any:
-    match argument:
-        case tuple():
-            return [_argument(item) for item in argument]
-        case InputRef():
-            return {"i": argument.index}
-        case TargetRef():
-            return {"t": argument.index}
-        case StateRef():
-            return {"s": argument.name}
-        case NodeRef():
-            return {"n": argument.index}
-        case Polynomial():
-            return {"p": _polynomial(argument)}
-        case torch.dtype():
-            return {"d": name_of(argument)}
-        case torch.memory_format():
-            return {"m": name_of(argument)}
-        case torch.layout():
-            return {"l": name_of(argument)}
-        case torch.device():
-            return {"c": argument.type}
-        case BackwardGraph():
-            gradients = [_argument(gradient) for gradient in argument.gradients]
-            return {"b": [[_node(node) for node in argument.nodes], gradients]}
-        case complex():
-            return {"z": [argument.real, argument.imag]}
-        case _:
-            return argument
-
 
 Crossing = InputRef | NodeRef
 

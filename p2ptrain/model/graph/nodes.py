@@ -2,17 +2,47 @@
 
 It is what `torch.export` produces, without the Python: operator names, not functions. See
 `operators` for the names that may occur, and `stage/program.py` for how a graph is run.
+
+Arguments of nodes travel as themselves where CBOR has them (None, bool, int, float, text, lists);
+others are a map with one key (`_Tagged`):
+
+    {"i": 0} input   {"t": 0} target    {"s": name} state   {"n": 3} node   {"p": [0, 1]} polynomial
+    (with lengths, a list of [coefficient, [powers of the batch size and the lengths]] at its end)
+    {"d": "float32"} dtype   {"m": "channels_last"} memory format   {"l": "strided"} layout
+    {"c": "cpu"} device   {"z": [0.0, 1.0]} complex number
+    {"b": [[node, ...], [{"n": 3}, null]]} a backward, with {"i": 0} for what it is given
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import torch
 
-from p2ptrain.model.graph.values import Polynomial, ValueDescription
+from p2ptrain.model.graph.values import (
+    Described,
+    DType,
+    Name,
+    Polynomial,
+    Size,
+    ValueDescription,
+    one_of,
+)
+from p2ptrain.net.forms import By, Key, Length, Range, Row, Text
+from p2ptrain.net.read_form import read_form
+from p2ptrain.net.write_form import write_form
+
+NODES_LIMIT = 50_000
+
+LEAVES_LIMIT = 4_096
+
+_NESTED = 4
+"""Lists in lists."""
+
+Index: TypeAlias = Annotated[int, Range(0, NODES_LIMIT)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +83,8 @@ class BackwardGraph:
         gradients: what it gives, one for each input that takes a gradient; None = no gradient.
     """
 
-    nodes: tuple[GraphNode, ...]
-    gradients: tuple[InputRef | NodeRef | None, ...]
+    nodes: Nodes
+    gradients: Annotated[tuple[Crossing | None, ...], Length(LEAVES_LIMIT)]
 
 
 Reference: TypeAlias = InputRef | TargetRef | StateRef | NodeRef
@@ -87,10 +117,10 @@ class GraphNode:
         grad_enabled: False inside the user's `torch.no_grad()`.
     """
 
-    name: str
-    operator: str
-    args: tuple[Argument, ...]
-    kwargs: tuple[tuple[str, Argument], ...]
+    name: Annotated[str, Text(256, 1, like="[A-Za-z_][A-Za-z0-9_]*")]
+    operator: Annotated[str, Text(256)]
+    args: Annotated[tuple[Given, ...], Length(64)]
+    kwargs: Annotated[tuple[tuple[Name, Given], ...], Length(64)]
     grad_enabled: bool
 
     def references(self) -> Iterator[Reference]:
@@ -135,6 +165,95 @@ class Graph:
         crossing_values: by index of the node, for each node whose value crosses a unit's border.
     """
 
-    nodes: tuple[GraphNode, ...]
-    outputs: tuple[InputRef | NodeRef, ...]
-    crossing_values: dict[int, ValueDescription]
+    nodes: Nodes
+    outputs: Annotated[tuple[Crossing, ...], Length(LEAVES_LIMIT)]
+    crossing_values: Annotated[
+        dict[int, ValueDescription],
+        Key("values"),
+        By(
+            *(dict, lambda values: [*values.items()]),
+            Annotated[tuple[tuple[Index, Described], ...], Length(NODES_LIMIT)],
+        ),
+    ]
+
+
+_Real: TypeAlias = Annotated[float, Range(-math.inf, math.inf, finite=False)]
+
+_Complex: TypeAlias = Annotated[
+    complex, By(lambda parts: complex(*parts), lambda z: (z.real, z.imag), tuple[_Real, _Real])
+]
+
+_MemoryFormat: TypeAlias = Annotated[
+    torch.memory_format,
+    one_of(
+        *(torch.contiguous_format, torch.preserve_format),
+        *(torch.channels_last, torch.channels_last_3d),
+    ),
+]
+
+
+def _index(reference: InputRef | TargetRef | NodeRef) -> int:
+    return reference.index
+
+
+@dataclass(frozen=True, slots=True)
+class _Tagged:
+    """An argument that CBOR does not have: one of these."""
+
+    i: Annotated[InputRef, By(InputRef, _index, Index)] | None = None
+    t: Annotated[TargetRef, By(TargetRef, _index, Index)] | None = None
+    s: Annotated[StateRef, By(StateRef, lambda state: state.name, Name)] | None = None
+    n: Annotated[NodeRef, By(NodeRef, _index, Index)] | None = None
+    p: Size | None = None
+    d: DType | None = None
+    m: _MemoryFormat | None = None
+    l: Annotated[torch.layout, one_of(torch.strided)] | None = None  # noqa: E741
+    c: Annotated[torch.device, one_of(torch.device("cpu"))] | None = None
+    z: _Complex | None = None
+    b: Annotated[BackwardGraph, Row()] | None = None
+
+
+_KINDS = (
+    *(InputRef, TargetRef, StateRef, NodeRef, Polynomial, torch.dtype),
+    *(torch.memory_format, torch.layout, torch.device, complex, BackwardGraph),
+)
+"""Of the fields of `_Tagged`, in their order."""
+
+
+def _write_argument(argument: Argument) -> Any:
+    if isinstance(argument, tuple):
+        return [_write_argument(item) for item in argument]
+    fields: list[Any] = [argument if isinstance(argument, kind) else None for kind in _KINDS]
+    return write_form(_Tagged(*fields)) if any(f is not None for f in fields) else argument
+
+
+def _read_argument(value: Any, depth: int = _NESTED) -> Argument:
+    if value is None or isinstance(value, bool | float):
+        return value
+    if isinstance(value, int) and -(2**63) < value < 2**63:
+        return value
+    if isinstance(value, str) and len(value) <= 512:
+        return value
+    if isinstance(value, list) and depth and len(value) <= LEAVES_LIMIT:
+        return tuple(_read_argument(item, depth - 1) for item in value)
+    if not isinstance(value, dict) or len(value) != 1:
+        raise ValueError("an argument is malformed")
+    tagged = read_form(_Tagged, value, "an argument")
+    (tag,) = value
+    if (read := getattr(tagged, tag)) is None:
+        raise ValueError("an argument is malformed")
+    return read  # type: ignore[no-any-return]
+
+
+def _read_crossing(value: Any) -> InputRef | NodeRef:
+    reference = _read_argument(value)
+    if not isinstance(reference, InputRef | NodeRef):
+        raise ValueError("a result is neither a node nor an input")
+    return reference
+
+
+Given: TypeAlias = Annotated[Argument, By(_read_argument, _write_argument)]
+
+Crossing: TypeAlias = Annotated[InputRef | NodeRef, By(_read_crossing, _write_argument)]
+
+Nodes: TypeAlias = Annotated[tuple[Annotated[GraphNode, Row()], ...], Length(NODES_LIMIT)]

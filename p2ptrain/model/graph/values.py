@@ -11,14 +11,64 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Annotated, Any, Literal, TypeAlias
 
 import torch
+
+from p2ptrain.net.forms import By, Length, Range, Row, Text
+
+CROSSING_DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.complex64,
+        torch.complex128,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
+"""Element types of what may travel."""
+
+ELEMENTS_LIMIT = 1 << 38
+"""Most elements of one tensor, and the largest size: 1 TiB of float32, more than any device has."""
+
+DIMENSIONS_LIMIT = 16
 
 MAXIMUM_DEGREE = 2
 """Highest power of the batch size, and of a length, in a dimension that may cross a cut."""
 
 MOST_LENGTHS = 4
 """Sizes, besides that of the batch, that may differ from batch to batch."""
+
+
+Name: TypeAlias = Annotated[str, Text(512)]
+
+_Coefficient: TypeAlias = Annotated[int, Range(-ELEMENTS_LIMIT, ELEMENTS_LIMIT)]
+
+
+def _named(value: object) -> str:
+    return str(value).removeprefix("torch.")
+
+
+def one_of(*values: Any) -> By:
+    """Of values of torch, such as `torch.float32`: it travels as "float32"."""
+    known = {_named(value): value for value in values}
+
+    def read(name: str) -> Any:
+        if name not in known:
+            raise ValueError("a type is unknown")
+        return known[name]
+
+    return By(read, _named, Annotated[str, Text(32)])
+
+
+DType: TypeAlias = Annotated[torch.dtype, one_of(*CROSSING_DTYPES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +79,10 @@ class Term:
         powers: of the batch size, then of the lengths; the last one is not 0.
     """
 
-    coefficient: int
-    powers: tuple[int, ...]
+    coefficient: _Coefficient
+    powers: Annotated[
+        tuple[Annotated[int, Range(0, MAXIMUM_DEGREE)], ...], Length(MOST_LENGTHS + 1, 2)
+    ]
 
     def __call__(self, sizes: Sequence[int]) -> int:
         """Its value."""
@@ -107,6 +159,33 @@ def length(number: int) -> Polynomial:
     return Polynomial((0,), (Term(1, (*[0] * (number + 1), 1)),))
 
 
+_Terms: TypeAlias = Annotated[tuple[Annotated[Term, Row()], ...], Length(16)]
+
+
+def _read_polynomial(parts: Sequence[Any]) -> Polynomial:
+    *numbers, last = parts
+    terms = last if isinstance(last, tuple) else ()
+    numbers += [] if isinstance(last, tuple) else [last]
+    whole = 1 <= len(numbers) <= MAXIMUM_DEGREE + 1 and all(type(n) is int for n in numbers)
+    if not whole or (len(numbers) > 1 and not numbers[-1]) or not all(t.powers[-1] for t in terms):
+        raise ValueError("a size is malformed")
+    return Polynomial(tuple(numbers), terms)
+
+
+def _write_polynomial(polynomial: Polynomial) -> list[Any]:
+    terms = [[term.coefficient, [*term.powers]] for term in polynomial.terms]
+    return [*polynomial.coefficients, *([terms] if terms else [])]
+
+
+Size: TypeAlias = Annotated[
+    Polynomial,
+    By(
+        *(_read_polynomial, _write_polynomial),
+        Annotated[tuple[_Coefficient | _Terms, ...], Length(MAXIMUM_DEGREE + 2, 1)],
+    ),
+]
+"""Its coefficients, then a list of its terms where it has any."""
+
 BATCH = Polynomial((0, 1))
 """The batch size itself."""
 
@@ -152,6 +231,22 @@ class ValueDescription:
         return any(len(dimension.coefficients) == 2 for dimension in self.dimensions)
 
 
+Described: TypeAlias = Annotated[
+    ValueDescription,
+    By(
+        lambda parts: ValueDescription(parts[0], *parts[2:]),
+        lambda v: (v.name, "tensor", v.dtype, v.dimensions, v.may_require_grad),
+        tuple[
+            Name,
+            Literal["tensor"],
+            DType,
+            Annotated[tuple[Size, ...], Length(DIMENSIONS_LIMIT)],
+            bool,
+        ],
+    ),
+]
+
+
 def sizes_of(
     values: Iterable[tuple[ValueDescription, Sequence[int]]], lengths: int
 ) -> tuple[int | None, ...]:
@@ -172,25 +267,6 @@ def shows_sizes(values: Iterable[ValueDescription], lengths: int) -> frozenset[i
     """Which of the batch size (0) and the lengths (from 1) tensors so described show."""
     made = [(value, value.shape(*range(7, 8 + lengths))) for value in values]
     return frozenset(k for k, n in enumerate(sizes_of(made, lengths)) if n is not None)
-
-
-CROSSING_DTYPES = frozenset(
-    {
-        torch.float64,
-        torch.float32,
-        torch.float16,
-        torch.bfloat16,
-        torch.complex64,
-        torch.complex128,
-        torch.int64,
-        torch.int32,
-        torch.int16,
-        torch.int8,
-        torch.uint8,
-        torch.bool,
-    }
-)
-"""Element types of what may travel."""
 
 
 def sample_dimension(value: ValueDescription) -> int | None:
