@@ -42,6 +42,26 @@ def rate(samples: int, seconds: float) -> float:
     return samples / max(seconds, TICK_SECONDS)
 
 
+def step_event(
+    step: int,
+    loss: float,
+    samples: int,
+    seconds: float,
+    rates: Sequence[float] = (),
+    grad_norm: float | None = None,
+    scale: float | None = None,
+    tokens: int = 0,
+) -> Step:
+    """Of update `step`, with `samples` samples, that has taken so long; the rest as `Step`.
+
+    Args:
+        tokens: of these samples, where that is what they are made of.
+    """
+    lr, speed = rates[0] if rates else None, rate(samples, seconds)
+    token_speed = rate(tokens, seconds) if tokens else None
+    return Step(step, loss, speed, seconds, lr, tuple(rates), grad_norm, scale, token_speed)
+
+
 class JobReports:
     """See the module.
 
@@ -144,11 +164,7 @@ class JobReports:
         scale: float | None = None,
         tokens: int = 0,
     ) -> None:
-        """`step` updates count; the last one was of `samples` samples, with these numbers.
-
-        Args:
-            tokens: of these samples, where that is what they are made of.
-        """
+        """`step` updates count; the last one was of these numbers, as `step_event` has them."""
         if not self._once.step(step):
             return
         self.samples += samples
@@ -159,10 +175,7 @@ class JobReports:
             self._emit(self._recovered(self._answer, self._sign_at, now))
         self._sign_at, self._recovers = None, False
         seconds, self._last_step_at = now - self._last_step_at, now
-        lr = rates[0] if rates else None
-        speed, lrs = rate(samples, seconds), tuple(rates)
-        token_speed = rate(tokens, seconds) if tokens else None
-        self._emit(Step(step, loss, speed, seconds, lr, lrs, grad_norm, scale, token_speed))
+        self._emit(step_event(step, loss, samples, seconds, rates, grad_norm, scale, tokens))
 
     def _recovered(self, answer: ReconfigureReply, sign_at: float, now: float) -> Recovered:
         return Recovered(

@@ -27,10 +27,11 @@ from p2ptrain import events
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.errors import ScriptError, TrainingError, note_callback
-from p2ptrain.events import Done, Eval, Event, PlanDevice, PlanStage, Step
+from p2ptrain.events import Done, Eval, Event, PlanDevice, PlanStage
+from p2ptrain.holder.input.batch_counts import token_place
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch
 from p2ptrain.holder.input.metrics import missing_loss
-from p2ptrain.holder.reports import rate
+from p2ptrain.holder.reports import rate, step_event
 from p2ptrain.holder.rounds.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.rounds.evaluation import RunningEvaluation
 from p2ptrain.holder.rounds.pause import JobPause
@@ -145,6 +146,8 @@ class _Training:
         self._micro_batch = self._job.fixed_micro_batch or samples_evaluated_together(
             -(-self._job.batch_size // ranks.world), self._job.batch_size, prepared.least_piece
         )
+        self._token_place = token_place(prepared.captured.description)
+        self._tokens = 0  # of the round
         self._loss, self._alike = 0.0, 0  # of the round, as far as it is computed here
         self._failure: Exception | None = None  # to be said at the next meeting
         self._samples = self._left_out = 0
@@ -221,7 +224,7 @@ class _Training:
     def _compute(self, piece: LoadedMicroBatch) -> None:
         shape, number = piece.planned.round, piece.feed.piece.key.micro_batch
         if number == 0:
-            self._loss = 0.0
+            self._loss, self._tokens = 0.0, 0
         if shape.mode is RoundMode.EVAL:
             if self._ranks.is_first:
                 self._evaluate(piece)
@@ -231,6 +234,8 @@ class _Training:
                 raise ScriptError(torn)
             self._stage.begin(shape)
         self._check_ignored(piece.feed)
+        if self._token_place is not None:
+            self._tokens += piece.feed.inputs[self._token_place].numel()
         if self._begins_epoch:
             self._alike = _mixed(self._alike, piece.feed)
         self._loss += self._stage.compute(piece)
@@ -291,9 +296,8 @@ class _Training:
         self._samples += shape.samples
         now = monotonic()
         seconds, self._stepped_at = now - self._stepped_at, now
-        speed, rates = rate(shape.samples, seconds), made.rates
-        lr = rates[0] if rates else None
-        self._emit(Step(step, loss, speed, seconds, lr, rates, made.norm, made.scale))
+        numbers_of_step = made.rates, made.norm, made.scale, self._tokens
+        self._emit(step_event(step, loss, shape.samples, seconds, *numbers_of_step))
 
     # -- between rounds --------------------------------------------------------------------------
 

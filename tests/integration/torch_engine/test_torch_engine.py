@@ -74,14 +74,15 @@ def on_ranks(world: int, folder: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("name", JOBS)
 def test_one_rank_is_plain_torch_to_the_bit(name: str) -> None:
     job, plain = JOBS[name](), JOBS[name]()
-    losses: list[float] = []
+    steps: list[Step] = []
 
     def note(event: Event) -> None:
         if isinstance(event, Step):
-            losses.append(event.loss)
+            steps.append(event)
 
     p2ptrain.train(job, engine="torch", on_event=note)
-    assert losses == plain_torch(plain)
+    assert [step.loss for step in steps] == plain_torch(plain)
+    assert {step.tokens_per_s is not None for step in steps} == {name == "padded"}
     wanted = plain.model.state_dict()
     assert all(torch.equal(tensor, wanted[key]) for key, tensor in job.model.state_dict().items())
 
