@@ -1,7 +1,6 @@
 """A plan being considered: which device (an index) computes which units, and nothing predicted.
 
-Planners compare thousands of drafts and turn the best one into a `Plan`. `WeightGradientSeconds` is
-what lower bounds need to know of split backwards (`schedule.ZeroBubble`).
+Planners compare thousands of drafts and turn the best one into a `Plan`.
 """
 
 from __future__ import annotations
@@ -315,39 +314,6 @@ def _deepest_that_fits(cost: CostModel, draft: Draft, p: int, limit: int, taken:
         else:
             high = middle - 1
     return low
-
-
-@dataclass(frozen=True, slots=True)
-class WeightGradientSeconds:
-    """Seconds of a stage's weight gradients; all 0 where its backward is not split.
-
-    Attributes:
-        all: of a round.
-        forced: of those that its last forward waits for.
-        last: of the last micro-batch.
-    """
-
-    all: float = 0.0
-    forced: float = 0.0
-    last: float = 0.0
-
-
-def weight_seconds(cost: CostModel, draft: Draft) -> list[WeightGradientSeconds]:
-    """Of every stage of a straight pipeline."""
-    split, found = draft.split, []
-    for p, device in enumerate(draft.devices):
-        if not draft.splits(p):
-            found.append(WeightGradientSeconds())
-            continue
-        full, last = (
-            cost.split_seconds(device, *draft.units[p], samples)[2]
-            for samples in (split.first_samples, split.last_samples)
-        )
-        count = split.micro_batches
-        found.append(
-            WeightGradientSeconds((count - 1) * full + last, (count - draft.held[p]) * full, last)
-        )
-    return found
 
 
 def place_seconds(

@@ -11,10 +11,9 @@ from dataclasses import dataclass, replace
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, draft_groups, draft_pipeline, usual_depths
-from p2ptrain.plan.simulation.bound import lower_bound
+from p2ptrain.plan.simulation.bound import lower_bound, steady_bound
 from p2ptrain.plan.simulation.simulate import predicted_seconds
 from p2ptrain.plan.simulation.steady import simulated_tasks
-from p2ptrain.plan.simulation.steady_bound import steady_bound
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 

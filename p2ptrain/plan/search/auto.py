@@ -31,8 +31,7 @@ from p2ptrain.plan.search.annealing import annealed, annealing_tasks
 from p2ptrain.plan.search.climb import climb_fine
 from p2ptrain.plan.search.pipelines import PipelineSearch
 from p2ptrain.plan.search.zero_bubble import annealed_split, with_split
-from p2ptrain.plan.simulation.bound import round_interfaces
-from p2ptrain.plan.simulation.steady_bound import mini_batches_each
+from p2ptrain.plan.simulation.bound import mini_batches_each, round_interfaces
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 

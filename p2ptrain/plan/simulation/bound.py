@@ -1,31 +1,28 @@
 """A lower bound on a draft's round, hundreds of times cheaper than simulating it.
 
-Every term is a chain of things that cannot overlap, so no simulation is ever faster. In the plain
-cost model, lane by lane, for each stage p, with `fill` the first micro-batch's way to it and
-`drain` the last one's way back:
+Every term is a chain of things that cannot overlap, so no simulation is ever faster. A lane is one
+device's part of one stage. The first piece of work reaches a lane, and the last one leads from it
+back to the first stage, only over lanes with which it shares samples:
 
-    compute     fill + all its forwards and backwards + drain; or, where the backward is split, fill
-                + all its tasks and weight gradients, which are in no drain but stage 0's
-    depth       fill + (M-1)//K_p + 1 round trips from p to the end and back + drain
-    interface   all bytes a device sends, or receives, in a round
-    feed        two micro-batches are under way at a time: (M-1)//2 + 1 feed transfers in a row
+    start_l    earliest start of lane l's first forward
+    tail_l     least time from the end of its last backward to the end of the round
+    compute    start_l + its tasks, with the weight gradients that its last forward waits for,
+               + tail_l; or start_l + all its tasks and weight gradients
+    depth      start_l + the round trips that its stage's depth forces + tail_l
+    interface  all bytes a device sends, or receives, in a round
+    feed       two micro-batches are under way at a time: (M-1)//2 + 1 feed transfers in a row
 
 With overlap (`overlapped_round.py`) the feed is ahead and all-reduces may be hidden, so neither is
-in a chain:
+in a chain, which the first stage's update ends; and a device has all its tasks, the messages of its
+all-reduce and its update to do. Of groups only that is counted.
 
-    device      all its tasks, the messages of its all-reduce, and its update
-    interface   as above
-    compute     of a straight pipeline, as above, and the first stage's update
-    depth       (M-1)//K_p + 1 round trips in place of the tasks
+Of steady asynchronous running it is the seconds per mini-batch of a pipeline that is always full:
 
-A lane is one device's part of one stage. The first piece of work reaches a lane, and the last one
-leads from it back to the first stage, only over lanes with which it shares samples:
-
-    start_l   earliest start of lane l's first forward
-    tail_l    least time from the end of its last backward to the end of the round
-    compute   start_l + its tasks + tail_l
-    depth     start_l + the round trips that its stage's depth forces + tail_l
-    interface start_l + all that the device sends for the lane, one after the other
+    compute    what a device computes for a mini-batch, on average over the window
+    interface  all bytes it sends, or receives, for one
+    depth      a device has at most so many of its mini-batches under way, each on its round trip
+    feed       two pieces are under way to a device: half a feed transfer for each of its own
+    exchange   of gradients among the replicas of a stage
 """
 
 from __future__ import annotations
@@ -36,20 +33,68 @@ from dataclasses import dataclass, field
 
 from p2ptrain.plan.cost.allreduce_order import sent_in
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, StageGroup, device_loads, task_seconds, weight_seconds
-from p2ptrain.plan.cost.interfaces import InterfaceLoads
+from p2ptrain.plan.cost.draft import Draft, StageGroup, device_loads, task_seconds
 from p2ptrain.plan.types.allocation import deal, max_in_window
 
 
-def _overlapped_bound(cost: CostModel, draft: Draft) -> float:
-    """Seconds from round to round that `draft` takes at least."""
-    longest = max(_device_seconds(cost, draft).values())
-    if not draft.is_straight:
-        return longest
-    return max(longest, _between_stages(cost, draft).longest, _longest_chain(cost, draft))
+class InterfaceLoads:
+    """How long what devices send in a round occupies each uplink and downlink.
+
+    What is sent occupies one of either, to itself none.
+
+    Attributes:
+        up, down: seconds by `CostModel.interfaces`.
+    """
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self.up = [0.0] * (2 * len(cost.devices))
+        self.down = [0.0] * (2 * len(cost.devices))
+
+    @property
+    def longest(self) -> float:
+        """Of all of them."""
+        return max(*self.up, *self.down)
+
+    def of(self, device: int) -> float:
+        """Of the longer one of a device's two."""
+        own, _ = self._cost.interfaces(device, device)
+        return max(self.up[own], self.down[own])
+
+    def carry(self, sender: int, receiver: int, size: float) -> None:
+        """So many bytes go one way."""
+        if sender != receiver:
+            seconds = size / self._cost.link(sender, receiver).bytes_per_s
+            up, down = self._cost.interfaces(sender, receiver)
+            self.up[up] += seconds
+            self.down[down] += seconds
 
 
-def _device_seconds(cost: CostModel, draft: Draft) -> dict[int, float]:
+def lower_bound(cost: CostModel, draft: Draft) -> float:
+    """Seconds that a round of `draft` takes at least."""
+    if cost.overlap is None:
+        return _RoundBound(cost, draft).longest()
+    busiest = _busiest_seconds(cost, draft)
+    return max(busiest, _RoundBound(cost, draft).longest()) if draft.is_straight else busiest
+
+
+def round_interfaces(cost: CostModel, draft: Draft) -> InterfaceLoads:
+    """All that is sent in a round but sums of gradients."""
+    return _RoundBound(cost, draft).interfaces
+
+
+def steady_bound(cost: CostModel, draft: Draft) -> float:
+    """Seconds that a mini-batch of `draft` takes at least, once the pipeline is full."""
+    return _RoundBound(cost, draft).steady()
+
+
+def mini_batches_each(group: StageGroup) -> int:
+    """Mini-batches whose gradients one exchange of replicas sums."""
+    return len(group.devices) if group.deals else 1
+
+
+def _busiest_seconds(cost: CostModel, draft: Draft) -> float:
+    """Of the device that has most to do in a round among many."""
     assert cost.overlap is not None
     ahead, seconds = cost.goes_ahead(draft.devices), device_loads(cost, draft)
     for p, (group, units) in enumerate(zip(draft.groups, draft.units, strict=True)):
@@ -58,74 +103,7 @@ def _device_seconds(cost: CostModel, draft: Draft) -> dict[int, float]:
         for device in group.devices:
             seconds[device] += cost.update_seconds(device, *units, ahead=ahead)
             seconds[device] += cost.overlap.reduce_seconds(device, parts, buckets)
-    return seconds
-
-
-def _between_stages(cost: CostModel, draft: Draft) -> InterfaceLoads:
-    """Of a straight pipeline, what its stages send one another."""
-    found, devices = InterfaceLoads(cost), draft.devices
-    for p, cut in enumerate(draft.borders[1:-1]):
-        found.exchange(devices[p], devices[p + 1], draft.split.batch_size * cost.cut_bytes(cut))
-    return found
-
-
-def _longest_chain(cost: CostModel, draft: Draft) -> float:
-    count, stages = draft.split.micro_batches, len(draft.groups)
-    full, last = (
-        _BoundTrip(cost, draft, samples)
-        for samples in (draft.split.first_samples, draft.split.last_samples)
-    )
-    ahead = cost.goes_ahead(draft.devices)
-    update = cost.update_seconds(draft.devices[0], *draft.units[0], ahead=ahead)
-    weights = weight_seconds(cost, draft)
-    longest = fill = 0.0
-    drain = weights[0].last
-    for p in range(stages):
-        tasks = (count - 1) * sum(full.tasks[p]) + sum(last.tasks[p])
-        trips = ((count - 1) // draft.warmup[p]) * full.trip(p) + last.trip(p)
-        there_and_back = fill + max(tasks + weights[p].forced, trips) + drain
-        longest = max(longest, there_and_back + update)
-        if not ahead:
-            longest = max(longest, fill + tasks + weights[p].all + update)
-        if p + 1 < stages:
-            fill += (full if count > 1 else last).tasks[p][0] + full.hops[p][0]
-            drain += last.tasks[p][1] + last.hops[p][1]
-    return longest
-
-
-class _BoundTrip:
-    """Tasks of every stage, and hops after every stage but the last, for one micro-batch."""
-
-    def __init__(self, cost: CostModel, draft: Draft, samples: int) -> None:
-        devices = draft.devices
-        self.tasks = [
-            task_seconds(cost, draft, p, device, samples) for p, device in enumerate(devices)
-        ]
-        self.hops = [
-            (
-                sum(_way_seconds(cost, samples, (cut, devices[p], devices[p + 1]))),
-                sum(_way_seconds(cost, samples, (cut, devices[p + 1], devices[p]))),
-            )
-            for p, cut in enumerate(draft.borders[1:-1])
-        ]
-
-    def trip(self, p: int) -> float:
-        """From stage p's forward through all later stages to its backward's end."""
-        return sum(map(sum, self.tasks[p:])) + sum(map(sum, self.hops[p:]))
-
-
-def _way_seconds(cost: CostModel, samples: int, way: tuple[int, int, int]) -> tuple[float, float]:
-    """(occupation, latency) of (cut, sender, receiver)."""
-    link = cost.link(*way[1:])
-    latency = link.latency_s - samples * cost.streamed_seconds(*way)
-    return samples * cost.cut_bytes(way[0]) / link.bytes_per_s, latency
-
-
-def lower_bound(cost: CostModel, draft: Draft) -> float:
-    """Seconds that a round of `draft` takes at least."""
-    if cost.overlap is not None:
-        return _overlapped_bound(cost, draft)
-    return group_bound(cost, draft)
+    return max(seconds.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -180,29 +158,21 @@ class _BoundLane:
         return total + (self.last[1] - self.last[0] if self.has_last else 0)
 
 
-def group_bound(cost: CostModel, draft: Draft) -> float:
-    """Seconds that a round of `draft` takes at least."""
-    return _GroupRound(cost, draft).longest()
-
-
-def round_interfaces(cost: CostModel, draft: Draft) -> InterfaceLoads:
-    """All that is sent in a round but sums of gradients."""
-    round_ = _GroupRound(cost, draft)
-    round_.join()
-    return round_.interfaces
-
-
-class _GroupRound:
-    """The lanes of one draft and the chains over them."""
+class _RoundBound:
+    """The lanes of one draft, what they send, and the chains over them."""
 
     def __init__(self, cost: CostModel, draft: Draft) -> None:
         self.cost, self.draft, self.split = cost, draft, draft.split
         self.count = draft.split.micro_batches
+        self.ahead = cost.goes_ahead(draft.devices)
         self.stages = [
             [lane for lane in self._lanes(p, group) if lane.pieces or lane.has_last]
             for p, group in enumerate(draft.groups)
         ]
         self.interfaces = InterfaceLoads(cost)
+        self._fill()
+        for p in range(1, len(self.stages)):
+            self._join(p)
 
     def _lanes(self, p: int, group: StageGroup) -> list[_BoundLane]:
         split, count = self.split, self.count
@@ -259,20 +229,35 @@ class _GroupRound:
 
     def longest(self) -> float:
         """The longest chain."""
-        self.join()
         self._drain()
         self._trips()
-        chains = [
+        longest = max(
             self._lane_chain(p, lane) for p, lanes in enumerate(self.stages) for lane in lanes
-        ]
+        )
+        if self.cost.overlap is not None:
+            first, units = self.stages[0][0].device, self.draft.units[0]
+            longest += self.cost.update_seconds(first, *units, ahead=self.ahead)
+            return max(longest, self.interfaces.longest)
         feeds = [self._feed_chain(lane) for lane in self.stages[0]]
-        return max(*chains, *feeds, self.interfaces.longest, self._ends_load())
+        return max(longest, *feeds, self.interfaces.longest, self._ends_load())
 
-    def join(self) -> None:
-        """Follow the first pieces from stage to stage, and count what is sent."""
-        self._fill()
-        for p in range(1, len(self.stages)):
-            self._join(p)
+    def steady(self) -> float:
+        """The slowest pace, per mini-batch."""
+        self._trips()
+        loads = device_loads(self.cost, self.draft)
+        paces = [max(*loads.values(), self.interfaces.longest) / self.count]
+        for p, lanes in enumerate(self.stages):
+            group, units = self.draft.groups[p], self.draft.units[p]
+            exchange = self.cost.all_reduce_seconds(group.devices, *units)
+            paces.append(exchange / mini_batches_each(group))
+            for lane in lanes:
+                part = (lane.pieces + lane.has_last) / self.count
+                under_way = group.in_flight_versions(lane.place, self.draft.warmup[p])
+                paces.append(part * lane.trip / under_way)
+                if p in {0, len(self.stages) - 1}:
+                    fed = self._feed_seconds(lane, lane.first, self._fed_bytes(p))
+                    paces.append(part * fed / 2)
+        return max(paces)
 
     def _ends_load(self) -> float:
         """All tasks of the device that has both ends."""
@@ -282,18 +267,18 @@ class _GroupRound:
         return sum(lane.load + lane.deferred for lane in lanes)
 
     def _fill(self) -> None:
-        """Feed the first stage, and count what the holder sends to both ends."""
-        profile = self.cost.profile
-        for lane in self.stages[0]:
-            lane.start = self._feed_seconds(lane, lane.first, profile.input_bytes)
-            self._feed(lane, profile.input_bytes)
-        for lane in self.stages[-1]:
-            if len(self.stages) > 1:
-                lane.start = self._feed_seconds(lane, lane.first, profile.target_bytes)
-            self._feed(lane, profile.target_bytes)
+        """Feed both ends, as far as the feed is not ahead."""
+        for p in {0, len(self.stages) - 1}:
+            each = self._fed_bytes(p)
+            for lane in self.stages[p]:
+                self.interfaces.carry(self.cost.holder, lane.device, lane.samples * each)
+                if self.cost.overlap is None:
+                    lane.start = self._feed_seconds(lane, lane.first, each)
 
-    def _feed(self, lane: _BoundLane, each: int) -> None:
-        self.interfaces.carry(self.cost.holder, lane.device, lane.samples * each)
+    def _fed_bytes(self, p: int) -> int:
+        """What the holder sends the devices of stage p, of a sample."""
+        profile, last = self.cost.profile, len(self.stages) - 1
+        return profile.input_bytes * (p == 0) + profile.target_bytes * (p == last)
 
     def _feed_seconds(self, lane: _BoundLane, micro_batch: int, each: int) -> float:
         if lane.device == self.cost.holder:
@@ -304,7 +289,8 @@ class _GroupRound:
 
     def _join(self, p: int) -> None:
         """What stages p-1 and p exchange, and when the first of it can arrive."""
-        each = self.cost.cut_bytes(self.draft.borders[p])
+        cut = self.draft.borders[p]
+        each = self.cost.cut_bytes(cut)
         from_owners, to_owners = self.stages[p - 1][0].owners, self.stages[p][0].owners
         dealt = Counter(zip(from_owners or (), to_owners or (), strict=False))
         for after in self.stages[p]:
@@ -314,24 +300,19 @@ class _GroupRound:
                 samples = pieces * full + (last if has_last else 0)
                 if not samples:
                     continue
-                self.interfaces.exchange(before.device, after.device, samples * each)
-                there = self.cost.link(before.device, after.device)
-                back = self.cost.link(after.device, before.device)
-                hop = each / there.bytes_per_s, each / back.bytes_per_s
-                after.before.append(
-                    (
-                        before,
-                        full,
-                        last if has_last else 0,
-                        hop[0],
-                        hop[1],
-                    )
-                )
+                ends = before.device, after.device
+                hops = []  # seconds a sample, there and back
+                for way in (ends, ends[::-1]):
+                    self.interfaces.carry(*way, samples * each)
+                    carried = each / self.cost.link(*way).bytes_per_s
+                    hops.append(carried - self.cost.streamed_seconds(cut, *way))
+                after.before.append((before, full, last if has_last else 0, hops[0], hops[1]))
                 is_last = after.first == self.count - 1
                 first = last if is_last else full
                 if first and self._takes(before, after.first):
                     forward = (before.last_seconds if is_last else before.full_seconds)[0]
-                    arrival = before.start + forward + first * hop[0] + there.latency_s
+                    latency = self.cost.link(*ends).latency_s
+                    arrival = before.start + forward + first * hops[0] + latency
                     after.start = max(after.start, arrival)
 
     def _common(
@@ -375,7 +356,8 @@ class _GroupRound:
             last: dict[_BoundLane, list[float]] = defaultdict(list)
             for there in behind:
                 for lane, full_samples, last_samples, out, back in there.before:
-                    latency = self._latencies(lane, there)
+                    ends = lane.device, there.device
+                    latency = sum(self.cost.link(*way).latency_s for way in (ends, ends[::-1]))
                     full[lane].append(full_samples * (out + back) + latency + there.trip)
                     last[lane].append(last_samples * (out + back) + latency + there.last_trip)
             # Of a stage that deals, a piece goes to one device, whichever.
@@ -384,35 +366,25 @@ class _GroupRound:
                 lane.trip = sum(lane.full_seconds) + most(full[lane], default=0.0)
                 lane.last_trip = sum(lane.last_seconds) + min(last[lane], default=0.0)
 
-    def _latencies(self, one: _BoundLane, other: _BoundLane) -> float:
-        """Of both directions."""
-        there, back = (
-            self.cost.link(one.device, other.device),
-            self.cost.link(other.device, one.device),
-        )
-        return there.latency_s + back.latency_s
-
     def _lane_chain(self, p: int, lane: _BoundLane) -> float:
-        depth, chain = self.draft.warmup[p], lane.load
-        if depth < self.count:
-            pieces = lane.pieces + lane.has_last
-            window = depth
-            if lane.owners is not None:
-                window, _ = max_in_window(self.draft.groups[p].shares, lane.place, depth)
-            trips = (pieces - 1) // max(window, 1)
-            chain = max(chain, trips * lane.trip + min(lane.last_trip, lane.trip))
-        if not self.draft.splits(p):
-            return lane.start + chain + lane.tail
-        group, units = self.draft.groups[p], self.draft.units[p]
-        reduce = self.cost.all_reduce_seconds(group.devices, *units)
-        return lane.start + max(chain + lane.tail, lane.load + lane.deferred + reduce)
+        group, window = self.draft.groups[p], self.draft.warmup[p]
+        chain, pieces = lane.load, lane.pieces + lane.has_last
+        if lane.owners is not None:
+            window, _ = max_in_window(group.shares, lane.place, window)
+        elif self.draft.splits(p):
+            chain += max(pieces - self.draft.held[p], 0) * lane.weights[0]
+        trips = (pieces - 1) // max(window, 1)
+        chain = max(chain, trips * lane.trip + min(lane.last_trip, lane.trip)) + lane.tail
+        if not self.ahead:  # else what is deferred may follow the first stage's update
+            reduce = self.cost.all_reduce_seconds(group.devices, *self.draft.units[p])
+            chain = max(chain, lane.load + lane.deferred + reduce)
+        return lane.start + chain
 
     def _feed_chain(self, lane: _BoundLane) -> float:
         """Two pieces are under way at a time."""
         if lane.device == self.cost.holder:
             return 0.0
-        each = self.cost.profile.input_bytes
-        full = self._feed_seconds(lane, 0 if self.count > 1 else lane.final, each)
+        full = self._feed_seconds(lane, 0 if self.count > 1 else lane.final, self._fed_bytes(0))
         rows = max(0, (lane.pieces + lane.has_last - 1) // 2)
         backwards = lane.last_seconds[1] if lane.has_last else lane.full_seconds[1]
         return rows * full + backwards + lane.tail

@@ -15,7 +15,7 @@ turns. A stage's exchanges follow one another, so that it takes at least max(com
 per mini-batch. How an exchange slows other transfers is not modelled.
 
 It is timed as a synchronous round of many mini-batches, looked at in its middle. Where a stretch is
-still settling and looks too fast to last, the lower bound (`steady_bound.py`) decides.
+still settling and looks too fast to last, the lower bound (`bound.py`) decides.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from itertools import accumulate
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.simulation.bound import mini_batches_each, steady_bound
 from p2ptrain.plan.simulation.engine import Engine
 from p2ptrain.plan.simulation.lanes import build_engine
-from p2ptrain.plan.simulation.steady_bound import mini_batches_each, steady_bound
 from p2ptrain.plan.types.allocation import BatchSplit
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import device_loads, message_seconds, place_seconds
-from p2ptrain.plan.cost.interfaces import InterfaceLoads
-from p2ptrain.plan.simulation.bound import round_interfaces
+from p2ptrain.plan.simulation.bound import InterfaceLoads, round_interfaces
 from p2ptrain.plan.simulation.simulate import draft_of, simulate
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support.planning_examples import household, quick_request
@@ -48,7 +47,8 @@ def test_what_goes_out_comes_in_and_nothing_goes_to_oneself() -> None:
     found = InterfaceLoads(cost)
     found.carry(0, 0, 1e9)
     assert found.longest == 0.0
-    found.exchange(0, 1, 1e6)
+    found.carry(0, 1, 1e6)
+    found.carry(1, 0, 1e6)
     there, back = (1e6 / cost.link(*ends).bytes_per_s for ends in ((0, 1), (1, 0)))
     assert (found.up[0], found.down[1]) == (there, there)
     assert (found.up[1], found.down[0]) == (back, back)

@@ -18,11 +18,11 @@ from p2ptrain.plan.cost.draft import (
     peak_bytes,
 )
 from p2ptrain.plan.simulation import steady
+from p2ptrain.plan.simulation.bound import steady_bound
 from p2ptrain.plan.simulation.engine import Engine
 from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.simulation.simulate import simulate, simulate_steady
 from p2ptrain.plan.simulation.steady import endless, run_steadily, simulated_tasks, steady_seconds
-from p2ptrain.plan.simulation.steady_bound import steady_bound
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit, deal
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import Plan
