@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from heapq import nsmallest
+from itertools import chain, islice, pairwise, product
 from math import isfinite
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, UnplacedGroup, draft_groups, peak_bytes
-from p2ptrain.plan.cost.workload_share import ROUNDING, WorkloadShare
+from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.problem.device_orders import whole_seconds
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.replan.fewest_bytes import Missing, cheapest_borders, slowest_seconds
 from p2ptrain.plan.replan.migration import Pause
 from p2ptrain.plan.replan.order_cuts import Order, OrderCuts, Singles
-from p2ptrain.plan.replan.order_moves import Reshaper, shifts
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.search.shares import ShareDivider
+from p2ptrain.plan.search.structure_moves import regrouped
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.plan import Plan
@@ -38,6 +39,9 @@ MAX_PLACES = 22
 
 MAX_FINE_PLACES = 44
 """Cut places of the best orders; what lies between is reached by moving borders."""
+
+ROOMY = 1 << 10
+"""Units of a stage while only its devices are changed."""
 
 MAX_SPARE = 4
 """Unused devices considered, fastest first."""
@@ -108,15 +112,12 @@ class LightSearch:
         self._cuts = OrderCuts(cost, self.split, self._caps, private=self.private)
         self._missing = Missing(cost, held)
         self._borders: dict[Order, list[int]] = {}
-        question = Question(self.judge, [self.split], self.allowed, caps=self._caps)
-        self._work, self._divider = question.work, ShareDivider(question)
-        self._reshaper = Reshaper(
-            self._required,
-            self.private,
-            request.allocations if request.groups else frozenset(),
-            cost.unit_count,
-            cost.holder,
+        self._question = Question(
+            *(self.judge, [self.split], self.allowed, self.private, self._required, self._caps),
+            groups=request.groups,
+            allocations=request.allocations,
         )
+        self._divider = ShareDivider(self._question)
         self._weights = PRIVATE_WEIGHTS if self.private else (1.0,)
         self._base = self._without_the_gone(plan, names)
         self._old_borders = tuple(stage.units[1] for stage in plan.stages[:-1])
@@ -196,14 +197,43 @@ class LightSearch:
                 break
             looked_at.add(best)
             size = len(best) * len(self._places) ** 2 * len(self._weights)
-            near = self._reshaper.near(best, self._spare(best), room // size)
-            new = [order for order in near if order not in values]
+            near = (order for order in self._near_orders(best) if order not in values)
+            new = list(islice(dict.fromkeys(near), room // size))
             room -= size * len(new)
             self._value(new, values)
         exact = len(start) * len(self._fine_places) ** 2 * len(self._weights)
         most = max(self._effort.finalists, self._effort.exact_elements // exact)
         ranked = sorted(values, key=lambda order: values[order])[:most]
         return list(dict.fromkeys((*ranked, start)))
+
+    def _near_orders(self, order: Order) -> Iterator[Order]:
+        """One change away: the gone device's place may suit another, a slow device none."""
+        used = [device for part in order for device in part.devices]
+        spare = [device for device in self.allowed if device not in used]
+        fastest = nsmallest(MAX_SPARE, spare, key=lambda d: (whole_seconds(self.cost, d), d))
+        places = _other_places(order, private=self.private)
+        for one in chain(places, self._other_stages(order, fastest)):
+            devices = {device for part in one for device in part.devices}
+            groups = [part for part in one if len(part.devices) > 1 and part not in order]
+            permitted = all(self._question.permit(deals=part.deals) for part in groups)
+            at_home = not self.private or one[0] == one[-1] == UnplacedGroup((self.cost.holder,))
+            few = len(one) <= self.cost.unit_count
+            if permitted and at_home and few and self._required <= devices:
+                yield one
+
+    def _other_stages(self, order: Order, spare: Sequence[int]) -> Iterator[Order]:
+        if self.private and len(order) == 1:
+            yield from ((*order, UnplacedGroup((device,)), *order) for device in spare)
+            return
+        if self.private and len(order) == 3:
+            yield order[:1]
+        groups = [
+            StageGroup(part.devices, (1,) * len(part.devices), part.allocation) for part in order
+        ]
+        anywhere = tuple(ROOMY * p for p in range(len(order) + 1))
+        stages = Draft(self.split, anywhere, tuple(groups), (1,) * len(order))
+        for _, parts in regrouped(stages, spare, self._question):
+            yield tuple(UnplacedGroup(part.devices, part.allocation) for part in parts)
 
     def _least_order(self) -> Order:
         """The devices that must have a part, one a stage; else any one."""
@@ -213,12 +243,6 @@ class LightSearch:
         if not needed:
             return ends
         return (*ends, *(UnplacedGroup((device,)) for device in needed), *ends)
-
-    def _spare(self, order: Order) -> list[int]:
-        """Devices that could be taken in, fastest first."""
-        used = {device for part in order for device in part.devices}
-        spare = [device for device in self.allowed if device not in used]
-        return sorted(spare, key=lambda device: whole_seconds(self.cost, device))[:MAX_SPARE]
 
     def _value(self, orders: Sequence[Order], values: dict[Order, float]) -> None:
         possible = [order for order in orders if len(order) < len(self._places)]
@@ -302,14 +326,10 @@ class LightSearch:
         return wanted or self._divider.group(self.split, part, units)
 
     def _is_allowed(self, draft: Draft) -> bool:
-        devices = set(draft.devices)
-        if not (self._required <= devices <= set(self.allowed)):
-            return False
         peaks = peak_bytes(self.cost, draft)
         if any(peak > self.cost.devices[d].memory_bytes for d, peak in peaks.items()):
             return False
-        parts = self._work.parts(draft) if self._caps else {}
-        return all(parts.get(d, 0.0) <= cap + ROUNDING for d, cap in self._caps.items())
+        return set(draft.devices) <= set(self.allowed) and self._question.allow(draft)
 
     def _simulated(self, draft: Draft) -> Judged:
         self.evaluated += 1
@@ -368,6 +388,29 @@ class LightSearch:
                 if judged.seconds <= limit:
                     return judged
         return fastest
+
+
+def _other_places(order: Order, *, private: bool) -> Iterator[Order]:
+    """One stage elsewhere, near places first."""
+    free = range(1, len(order) - 1) if private else range(len(order))
+    pairs = [(p, q) for p in free for q in free if p != q and q != p - 1]
+    for p, q in sorted(pairs, key=lambda pair: abs(pair[0] - pair[1])):
+        rest = [*order[:p], *order[p + 1 :]]
+        rest.insert(q, order[p])
+        yield tuple(rest)
+
+
+def shifts(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
+    """One border moved by a unit or a few, or a unit from the first stage to the last or back."""
+    last = len(borders) - 1
+    runs = [(p, p + 1) for p in range(1, last)]
+    if last > 2:
+        runs.append((1, last))
+    for first, end in runs:
+        for shift in (-3, -1, 1, 3):
+            moved = tuple(border + shift for border in borders[first:end])
+            if borders[first - 1] < moved[0] and moved[-1] < borders[end]:
+                yield (*borders[:first], *moved, *borders[end:])
 
 
 def _by_length(orders: Sequence[Order]) -> Iterator[list[Order]]:

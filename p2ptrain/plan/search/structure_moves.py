@@ -7,6 +7,7 @@ then balanced again (`shares.Drafter`).
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 from p2ptrain.plan.cost.draft import Draft, StageGroup, UnplacedGroup
@@ -25,7 +26,8 @@ Layout: TypeAlias = tuple[tuple[int, ...], tuple[Stage, ...]]
 
 def coarse_changes(draft: Draft, spare: Sequence[int], question: Question) -> Iterator[Layout]:
     """Layouts one change away; `spare` are devices that the draft does not use."""
-    return _obeying(_changes(draft, spare, question), question)
+    layouts = chain(_moved_borders(draft), regrouped(draft, spare, question))
+    return _obeying(layouts, question)
 
 
 def _obeying(layouts: Iterable[Layout], question: Question) -> Iterator[Layout]:
@@ -51,8 +53,8 @@ def _permitted(stage: Stage, question: Question) -> Stage:
     return _kind(stage.devices, deals=not stage.deals)
 
 
-def _changes(draft: Draft, spare: Sequence[int], question: Question) -> Iterator[Layout]:
-    yield from _moved_borders(draft)
+def regrouped(draft: Draft, spare: Sequence[int], question: Question) -> Iterator[Layout]:
+    """Those of them with other stages, whose groups may divide their work as they must not."""
     free = [p for p in range(len(draft.groups)) if p not in question.pinned(len(draft.groups))]
     if not free:
         return
