@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.coordinator.memory_model import with_full_memory
+from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.plan.cost.check_plan import check_kinds
 from p2ptrain.plan.simulation.simulate import Simulation, simulate
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
@@ -41,12 +41,11 @@ def fit_plan(
         PlanError: a device has too little memory for it.
     """
     request = request.settled(asynchronous=plan.mode is PlanMode.ASYNC)
-    _check_devices(plan, household, {out.name: out.reason for out in unmeasured})
-    check_kinds(plan, {one.name: one.compute.kind for one in household.candidates})
+    why = {out.name: out.reason for out in unmeasured}
+    PlanQuestion(request, household).check_fits(plan, why)
     profile, cluster = planner_question(request, household)
-    _check_job(plan, request, profile)
+    _check_tiling(plan, request)
     _check_sharing(plan, request)
-    _check_private(plan, request, household.holder)
     if plan.mode is PlanMode.SYNC:
         plan = replace(plan, split=_split(plan, request))
     said = {out.name: out.reason for out in plan.left_out}
@@ -72,32 +71,7 @@ def fit_plan(
     return plan
 
 
-def _check_devices(plan: Plan, household: MeasuredCluster, why: Mapping[str, str]) -> None:
-    here = {candidate.name for candidate in household.candidates}
-    for name in sorted(plan.device_names - here):
-        reason = f" ({why[name]})" if name in why else ""
-        raise OptionError(
-            f'the plan uses "{name}", which is not among the devices here: '
-            f"{', '.join(sorted(here))}{reason}"
-        )
-    for name in sorted(plan.device_names & household.leaving):
-        raise OptionError(f'the plan uses "{name}", which is leaving')
-
-
-def _check_job(plan: Plan, request: JobPlanRequest, profile: Profile) -> None:
-    end, units = plan.stages[-1].units[1], len(profile.units)
-    if end != units:
-        raise OptionError(f"the plan is for a model of {end} layers, and this one has {units}")
-    mode = PlanMode.SYNC if request.asynchrony is None else PlanMode.ASYNC
-    if plan.mode is not mode:
-        raise OptionError(f"the plan is for --mode {plan.mode}: train with that")
-    how, size = request.asynchrony, request.micro_batch
-    if how is not None:
-        size = how.piece(request.batch_size, request.micro_batch)
-    if size and plan.micro_batch != size:
-        raise OptionError(
-            f"the plan has micro-batches of {plan.micro_batch} samples, and this job of {size}"
-        )
+def _check_tiling(plan: Plan, request: JobPlanRequest) -> None:
     tiling = plan.stages[0].tiling
     if tiling is not None and (request.maps is None or tiling.units > len(request.maps.units)):
         tiled = 0 if request.maps is None else len(request.maps.units)
@@ -137,21 +111,6 @@ def _check_sharing(plan: Plan, request: JobPlanRequest) -> None:
                 f'{where} by samples, which this model does not allow: "allocation": '
                 '"micro_batches" may do'
             )
-
-
-def _check_private(plan: Plan, request: JobPlanRequest, holder: str) -> None:
-    first, last = request.private_first, request.private_last
-    if not first:
-        return
-    units = plan.stages[-1].units[1]
-    ends = {device.name for p in (0, -1) for device in plan.stages[p].devices}
-    inside = plan.stages[0].units[1] >= first and plan.stages[-1].units[0] <= units - last
-    if ends != {holder} or not inside:
-        ends_at = f" and the last {last}" if last else ""
-        raise OptionError(
-            f"with --private the first {first} layers{ends_at} stay on {holder}, and the plan "
-            "gives some of them to others"
-        )
 
 
 def _simulated(

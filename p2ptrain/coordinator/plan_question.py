@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
@@ -25,7 +26,6 @@ from p2ptrain.net.forms import By, Flat, Length, Range, Row, Text
 from p2ptrain.net.parts import HOUSEHOLD, LARGE, Blob, BlobLimit, decoded
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
-from p2ptrain.plan import planner_registry
 from p2ptrain.plan.cost.check_plan import check_kinds
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.cluster import ClusterLink
@@ -34,7 +34,7 @@ from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.profile_corrections import MAX_FACTOR, MIN_FACTOR, ProfileCorrections
-from p2ptrain.tiling.planning.make_plan import TILES
+from p2ptrain.tiling.planning.make_plan import NAMES
 
 LINKS_LIMIT = 1 << 17
 """Both directions of every pair in a household of 256 devices, twice over."""
@@ -112,22 +112,15 @@ class PlanQuestion:
 
     def proposed(self, value: object) -> Plan:
         """The same for one that was made before it was asked for, perhaps with fewer devices."""
-        household = self.household
         plan = Plan.from_json(value, "the plan", batch_size=self.request.batch_size)
-        here = {candidate.name: candidate.memory for candidate in household.candidates}
-        used = plan.device_names
-        if not used <= here.keys():
-            raise ProtocolError("a plan of other devices than those it was asked for")
-        if used & household.leaving:
-            raise ProtocolError("a plan with a device that leaves")
-        if plan.stages[-1].units[1] != _units(household):
-            raise ProtocolError("a plan for another model")
-        if plan.planner not in planner_registry.PLANNERS and plan.planner != TILES:
+        self.check_fits(plan)
+        if plan.planner not in NAMES:
             raise ProtocolError("a plan of a planner that is not known here")
-        self._check_results(plan)
-        check_kinds(plan, {one.name: one.compute.kind for one in household.candidates})
+        here = {candidate.name: candidate.memory for candidate in self.household.candidates}
         needed, peaks = plan.predicted.needed, plan.predicted.peak_bytes
-        if any(name not in peaks or here[name].shortage(needed(name)) for name in used):
+        if any(
+            name not in peaks or here[name].shortage(needed(name)) for name in plan.device_names
+        ):
             raise ProtocolError("a plan for which its devices have too little memory")
         said = (
             LeftOut(out.name, shown(out.reason)[:REASON_LIMIT] if out.reason else "")
@@ -135,28 +128,59 @@ class PlanQuestion:
         )
         return replace(plan, left_out=tuple(said), mode_reason=plan.mode_reason)
 
+    def check_fits(self, plan: Plan, why: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Raises OptionError: it is none for this job, or of other devices.
+
+        Mode and micro-batch decide results, and privacy is no matter of speed.
+
+        Args:
+            why: devices that are not here, by name, and why.
+        """
+        household = self.household
+        kinds = {candidate.name: candidate.compute.kind for candidate in household.candidates}
+        for name in sorted(plan.device_names - kinds.keys()):
+            reason = f" ({why[name]})" if name in why else ""
+            raise OptionError(
+                f'the plan uses "{name}", which is not among the devices here: '
+                f"{', '.join(sorted(kinds))}{reason}"
+            )
+        for name in sorted(plan.device_names & household.leaving):
+            raise OptionError(f'the plan uses "{name}", which is leaving')
+        check_kinds(plan, kinds)
+        (own,) = [one for one in household.candidates if one.name == household.holder]
+        end, units = plan.stages[-1].units[1], len(own.measured["units"])
+        if end != units:
+            raise OptionError(f"the plan is for a model of {end} layers, and this one has {units}")
+        self._check_results(plan)
+        self._check_private(plan)
+
     def _check_results(self, plan: Plan) -> None:
-        """Mode and micro-batch decide them, and privacy is no matter of speed."""
-        request, near = self.request, self.near
-        size = request.micro_batch if near is None else near.plan.micro_batch
-        if request.asynchrony is None and size and plan.micro_batch != size:
-            raise ProtocolError("a plan with another micro-batch than that of the job")
-        mode = PlanMode.SYNC if request.asynchrony is None else PlanMode.ASYNC
-        if request.rounds is None and plan.mode is not mode:
-            raise ProtocolError("a plan of another mode than that of the job")
+        request = self.request.settled(asynchronous=plan.mode is PlanMode.ASYNC)
+        how, size = request.asynchrony, request.micro_batch
+        if plan.mode is not (PlanMode.SYNC if how is None else PlanMode.ASYNC):
+            raise OptionError(f"the plan is for --mode {plan.mode}: train with that")
+        if how is not None:
+            size = how.piece(request.batch_size, request.micro_batch)
+        elif self.near is not None:
+            size = self.near.plan.micro_batch
+        if size and plan.micro_batch != size:
+            raise OptionError(
+                f"the plan has micro-batches of {plan.micro_batch} samples, and this job of {size}"
+            )
+
+    def _check_private(self, plan: Plan) -> None:
+        first, last = self.request.private_first, self.request.private_last
+        if not first:
+            return
+        holder, units = self.household.holder, plan.stages[-1].units[1]
         ends = {device.name for p in (0, -1) for device in plan.stages[p].devices}
-        first, last = request.private_first, request.private_last
-        inside = plan.stages[0].units[1] >= first and plan.stages[-1].units[0] <= (
-            plan.stages[-1].units[1] - last
-        )
-        if first and (ends != {self.household.holder} or not inside):
-            raise ProtocolError("a plan that lets private data leave the device with the data")
-
-
-def _units(household: MeasuredCluster) -> int:
-    """Of the model, by the holder's own profile."""
-    (own,) = [one for one in household.candidates if one.name == household.holder]
-    return len(own.measured["units"])
+        inside = plan.stages[0].units[1] >= first and plan.stages[-1].units[0] <= units - last
+        if ends != {holder} or not inside:
+            ends_at = f" and the last {last}" if last else ""
+            raise OptionError(
+                f"with --private the first {first} layers{ends_at} stay on {holder}, and the plan "
+                "gives some of them to others"
+            )
 
 
 def _near(form: _QuestionFields) -> Near | None:

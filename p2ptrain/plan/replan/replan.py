@@ -2,7 +2,7 @@
 
 After Asteroid (section 3.4): when a device is gone its work is spread over the others by capacity,
 by moving the cut points. Asteroid keeps the order of the stages; here orders one or two changes
-away are considered too (`order_moves`), all of them by one batched dynamic programme
+away are considered too (`light_search`), all of them by one batched dynamic programme
 (`order_cuts`), the best few by simulation. Of all drafts within a tolerance of the fastest the one
 that moves fewest bytes is chosen (`fewest_bytes`, `light_search`).
 
