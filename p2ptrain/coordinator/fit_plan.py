@@ -5,7 +5,7 @@ What it predicts is computed again: the file may be written by hand, or be of an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question

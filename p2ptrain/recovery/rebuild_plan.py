@@ -172,6 +172,11 @@ SHARE = 20
 """More where the plan takes more: so many parts of what it takes are one for this."""
 
 
-def replay_log_bytes(planned_bytes: int) -> int:
-    """What may be kept where a plan takes so much."""
-    return max(MIN_LIMIT_BYTES, planned_bytes // SHARE)
+def replay_log_bytes(planned_bytes: int, most_bytes: int | None = None) -> int:
+    """What may be kept where a plan takes so much.
+
+    Args:
+        most_bytes: of the host's memory, where the plan takes that of it.
+    """
+    share = planned_bytes // SHARE
+    return max(MIN_LIMIT_BYTES, share if most_bytes is None else min(share, most_bytes))

@@ -84,7 +84,8 @@ class HostedStages:
         self.description = description
         self.store = SnapshotStore(description) if store is None else store
         self.runners: dict[int, SyncStageExecutor | AsyncStageExecutor] = {}
-        self.log = ReplayLog(assignment.version.step, replay_log_bytes(planned.total_bytes))
+        most_bytes = replay_log_bytes(planned.total_bytes, planned.host_bytes)
+        self.log = ReplayLog(assignment.version.step, most_bytes)
         self._shell = shell
         self._tasks: list[asyncio.Task[None]] = []
 

@@ -71,6 +71,18 @@ def test_less_is_less_of_one_memory(
         assert limit.shortage(least) is None
 
 
+@pytest.mark.parametrize("in_host", [False, True])
+def test_a_device_that_ran_out_of_one_memory_offers_less_of_that(in_host: bool) -> None:
+    """Whatever it believes to have."""
+    device = MeasuredDevice("1", "y", {}, ROOMY, compute=CARD)
+    less = device.with_less_memory(MemoryShortage(ROOMY, in_host)).memory
+    same, smaller = ("compute_bytes", "host_bytes") if in_host else ("host_bytes", "compute_bytes")
+    assert getattr(less, same) == getattr(ROOMY, same)
+    assert PROCESS_BYTES < getattr(less, smaller) < getattr(ROOMY, smaller)
+    found = replace(ROOMY, **{smaller: 7})
+    assert device.with_less_memory(MemoryShortage(found, in_host)).memory == found
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> tuple[list[tuple[int, int, int]], list[dict[str, Any]]]:
     """Units, and stages of them on x, y and z."""
