@@ -89,7 +89,7 @@ async def test_two_stages_that_are_not_neighbours_are_made_anew_together() -> No
 async def test_what_is_not_kept_any_more_is_done_again_by_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(hosted_stages, "replay_log_bytes", lambda _planned: 1)
+    monkeypatch.setattr(hosted_stages, "replay_log_bytes", lambda *_planned: 1)
     async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
         recovered = await _run(household, _job(), "b")
         assert recovered.version == KEPT_AT

@@ -105,3 +105,5 @@ def test_orders_of_a_stage_that_sends_nothing_do_not_pile_up() -> None:
 def test_the_room_follows_the_plan() -> None:
     assert replay_log_bytes(0) == MIN_LIMIT_BYTES
     assert replay_log_bytes(2 << 30) == (2 << 30) // 20
+    assert replay_log_bytes(40 << 30, 1 << 30) == 1 << 30, "most of the plan lies in a card"
+    assert replay_log_bytes(40 << 30, 8 << 30) == 2 << 30
