@@ -1,4 +1,4 @@
-"""Calls between devices: routes, long calls, work that the asker can cancel, pending replies.
+"""Calls between devices: routes, long calls, work that the asker can cancel.
 
 A call may take as long as the device that was asked shows that it works (`recovery.work_signs`): on
 a slow link a fixed limit would end a transfer that makes progress. `CancellableWork` ends with the
@@ -8,16 +8,12 @@ asker's wish for it:
       |-- call ------------------------->|  `CancellableWork.do`
       |-- not wanted any more ---------->|  `give_up`; so does the asker's end
       |<-- that has been given up -------|
-
-`PendingReplies` are futures by number, for questions that are answered once something is done.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-from collections.abc import Callable, Coroutine, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Hashable
 from dataclasses import dataclass
 from time import monotonic
 from typing import Any, TypeVar
@@ -223,42 +219,3 @@ async def cancel_remote_work(mesh: Mesh, device: str, message: Message) -> None:
     except (PeerError, TimeoutError) as error:
         why = str(error) or "it took too long"
         log.info("not_told_unwanted", device=device[:12], kind=message.kind, why=why)
-
-
-class PendingReplies:
-    """See the module. Each question has a number of its own, by which it is answered."""
-
-    def __init__(self) -> None:
-        self._numbers = itertools.count(1)
-        self._open: dict[int, asyncio.Future[Message]] = {}
-
-    def number(self) -> int:
-        """For one more question."""
-        return next(self._numbers)
-
-    @contextmanager
-    def open(self, number: int) -> Iterator[asyncio.Future[Message]]:
-        """Its answer, to be awaited; raises PeerError where it is refused."""
-        answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-        self._open[number] = answer
-        try:
-            yield answer
-        finally:
-            del self._open[number]
-
-    def give(self, number: int, message: Message) -> None:
-        """The answer; nothing happens where the asker has gone."""
-        answer = self._open.get(number)
-        if answer is not None and not answer.done():
-            answer.set_result(message)
-
-    def refuse(self, number: int, reason: str) -> None:
-        """There will be none."""
-        answer = self._open.get(number)
-        if answer is not None and not answer.done():
-            answer.set_exception(PeerError(reason))
-
-    def refuse_all(self, reason: str) -> None:
-        """The same for all that are open."""
-        for number in list(self._open):
-            self.refuse(number, reason)

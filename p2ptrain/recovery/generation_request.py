@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from p2ptrain.plan.types.memory_budgets import MemoryBudgets
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.recovery.choose_version import KnownPast, StateLost
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Version
@@ -76,3 +76,19 @@ class ReconfigureFailure:
     spoiled: int = 0
     lowered: Mapping[str, MemoryBudgets] = field(default_factory=dict, hash=False)
     is_plan: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareFailed:
+    """A device's part of a generation will not stand.
+
+    Attributes:
+        source: the peer that could not deliver.
+        short: which memory of this device was too small.
+        is_link: only the link to it ended.
+    """
+
+    reason: str
+    source: str | None = None
+    short: MemoryShortage | None = None
+    is_link: bool = False

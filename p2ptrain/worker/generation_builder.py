@@ -36,8 +36,9 @@ from p2ptrain.plan.types.allocation import Allocation, sample_ranges
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.process.memory_budget import is_out_of_memory
-from p2ptrain.recovery.cores import worker_events
+from p2ptrain.recovery.cores.worker_core import WorkerCore
 from p2ptrain.recovery.fetch_plan import Fetch
+from p2ptrain.recovery.generation_request import PrepareFailed
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checksums import ChecksumMismatch, digests_of
@@ -59,7 +60,7 @@ class GenerationBuild:
 
     Args:
         tasks: whose the work is.
-        feed: reports the result to the rules.
+        core: hears the result.
         look: has a version looked through, something of which does not fit its digests.
         planned: what the plan takes here.
         gathers: nothing is built of what is fetched.
@@ -75,7 +76,7 @@ class GenerationBuild:
         around: WorkerContext,
         store: JobStore,
         tasks: TaskOwner,
-        feed: Callable[[worker_events.DeviceEvent], None],
+        core: WorkerCore,
         look: Callable[[Version], None],
         planned: MemoryBudgets,
         *,
@@ -88,7 +89,7 @@ class GenerationBuild:
         self._compute = around.shell.compute
         self._store = store
         self._tasks = tasks
-        self._feed = feed
+        self._core = core
         self._look = look
         self._planned = planned
         self._gathers = gathers
@@ -136,7 +137,7 @@ class GenerationBuild:
         generation = self.assignment.key.generation
         if short is not None:
             why = short.text(self._mesh.name, self._planned)
-            self._feed(worker_events.PrepareFailed(generation, why, short=short))
+            self._core.prepare_failed(generation, PrepareFailed(why, short=short))
             return
         try:
             if not self._gathers and self.assignment.holder != self._mesh.self_id:
@@ -144,9 +145,9 @@ class GenerationBuild:
             with timed(log, "weights_fetched"):
                 await self._fetch_parts(fetches)
         except Exception as error:  # reported to the holder, which plans around it
-            self._feed(self._failure(error))
+            self._core.prepare_failed(generation, self._failure(error))
         else:
-            self._feed(worker_events.Fetched(generation))
+            self._core.fetched(generation)
 
     async def _know_sizes(self, short_of: ShortOf) -> None:
         """Of a model of another device's, whatever the plan says."""
@@ -189,11 +190,7 @@ class GenerationBuild:
             versions.put(StateKind.FETCHED, *units, version, state.tensors, state.digests)
             self._store.offer(version)
             await failpoints.reach("fetch.between", device=self._mesh.self_id)
-            self._feed(
-                worker_events.PartFetched(
-                    assignment.key.generation, wanted.first, wanted.end, version
-                )
-            )
+            self._core.part_fetched(assignment.key.generation, *units, version)
 
         async with task_scope() as group:
             for wanted in fetches:
@@ -221,12 +218,12 @@ class GenerationBuild:
         except Exception as error:  # reported to the holder, which plans around it
             if isinstance(error, ChecksumMismatch):
                 self._look(self.assignment.version)
-            self._feed(self._failure(error))
+            self._core.prepare_failed(self.assignment.key.generation, self._failure(error))
         else:
             trim_heap()  # what the weights' way here has taken
             if not self._compute.device.is_host:
                 await self._compute.run((0,), self._compute.device.release_cached)
-            self._feed(worker_events.Built(self.assignment.key.generation))
+            self._core.built(self.assignment.key.generation)
 
     async def _build_stages(self) -> None:
         description = await self._description()
@@ -257,7 +254,7 @@ class GenerationBuild:
     async def _spec(self) -> OptimizerSpec:
         return await self._compute.run((0,), partial(received, self.assignment.optimizer))
 
-    def _failure(self, error: Exception) -> worker_events.PrepareFailed:
+    def _failure(self, error: Exception) -> PrepareFailed:
         short, source = None, None
         if isinstance(error, StageTooLarge):
             short = error.short
@@ -271,7 +268,7 @@ class GenerationBuild:
         elif not isinstance(error, Error):
             log.error("not_made_ready", why=repr(error), exc_info=error)
         reason = str(error) or type(error).__name__
-        return worker_events.PrepareFailed(self.assignment.key.generation, reason, source, short)
+        return PrepareFailed(reason, source, short)
 
 
 KNOWN_WITHIN = 1.25

@@ -15,7 +15,7 @@ The other side: a device replays what it had sent to the lost stage.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -32,7 +32,7 @@ from p2ptrain.model.wire.tensor_codec import copy_into
 from p2ptrain.net.message import Message
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.commit import Coefficient
-from p2ptrain.recovery.cores import worker_events
+from p2ptrain.recovery.cores.worker_core import WorkerCore
 from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.runtime.device import LocalDevice
@@ -62,20 +62,16 @@ class StageRebuilder:
 
     Args:
         tasks: whose the work is.
-        feed: reports the result to the rules.
+        core: hears the result.
     """
 
     def __init__(
-        self,
-        shell: LocalDevice,
-        store: JobStore,
-        tasks: TaskOwner,
-        feed: Callable[[worker_events.DeviceEvent], None],
+        self, shell: LocalDevice, store: JobStore, tasks: TaskOwner, core: WorkerCore
     ) -> None:
         self._shell = shell
         self._store = store
         self._tasks = tasks
-        self._feed = feed
+        self._core = core
         self._task: asyncio.Task[None] | None = None
 
     def make(self, request: int, what: Rebuild, generation: int) -> None:
@@ -108,7 +104,7 @@ class StageRebuilder:
         except Exception as error:  # all devices go back instead
             known = isinstance(error, Error) or is_out_of_memory(error)
             log.warning("stage_not_made_anew", why=str(error), exc_info=None if known else error)
-        self._feed(worker_events.RebuildDone(request, what, is_here))
+        self._core.rebuilt(request, what, is_here=is_here)
 
 
 def lines_key(job: str, generation: int) -> GenerationKey:

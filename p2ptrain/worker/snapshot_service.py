@@ -8,14 +8,13 @@ A backup peer reads them at bulk priority and checks them before they replace ol
     offer ──► manifest ──► unchanged tensors stay ──► one short read after the other,
                                                       spread until the next offer is due
 
-A backup counts only once all of it is here and fits its checksums. The shell of
-`recovery.cores.worker_core` for everything about snapshots.
+A backup counts only once all of it is here and fits its checksums.
+`recovery.cores.worker_core` decides.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -32,7 +31,8 @@ from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.messages.snapshots import BackupAssignment, SnapshotKept, SnapshotOffer
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.process.memory_budget import available_memory_bytes, is_out_of_memory
-from p2ptrain.recovery.cores import worker_events, worker_instructions
+from p2ptrain.recovery.cores.worker_core import WorkerCore
+from p2ptrain.recovery.cores.worker_port import StageCopy
 from p2ptrain.recovery.snapshot_schedule import ReadPacing, ReadRates, paced_seconds
 from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
@@ -49,20 +49,13 @@ log = get_logger(__name__)
 class SnapshotService:
     """See the module. One a job; `stop` before a generation ends."""
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        job: str,
-        store: JobStore,
-        notify: Callable[[worker_events.DeviceEvent], None],
-    ) -> None:
-        """Nothing is copied yet; `notify` receives the outcome of each snapshot."""
+    def __init__(self, mesh: Mesh, job: str, store: JobStore, core: WorkerCore) -> None:
+        """Nothing is copied yet; `core` hears what becomes of each snapshot."""
         self._mesh = mesh
         self._job = job
         self._store = store
-        self._notify = notify
-        self._collecting = SnapshotCollector(mesh, job, store, notify)
-        self._offered_bytes = 0  # of the offer being handled
+        self._core = core
+        self._collecting = SnapshotCollector(mesh, job, store, core)
         self._tasks = TaskOwner(self._on_failed)
 
     def begin(self, engagement: HostedStages) -> None:
@@ -73,31 +66,26 @@ class SnapshotService:
 
     def offered(self, peer: str, generation: int, offer: SnapshotOffer) -> None:
         """`peer` has a copy to be kept here."""
-        self._offered_bytes = offer.nbytes
-        self._notify(
-            worker_events.OfferReceived(peer, generation, offer.first, offer.end, offer.version)
-        )
+        copy = StageCopy(generation, offer.first, offer.end, offer.version)
+        if self._core.offered(peer, copy):
+            self._collecting.collect(peer, copy, offer.nbytes)
 
     def keeper_is(self, peer: str, generation: int, keeper: BackupAssignment) -> None:
         """Copies of a stage here go to another device from now on."""
-        place = (keeper.first, keeper.end, keeper.version)
-        self._notify(worker_events.BackupPeerAssigned(peer, generation, *place, keeper.keeper))
+        copy = StageCopy(generation, keeper.first, keeper.end, keeper.version)
+        self._core.keeper_assigned(peer, copy, keeper.keeper)
 
-    def keep(self, peer: str, versions: tuple[Version, ...]) -> None:
-        """Older versions than these may go."""
-        self._notify(worker_events.RetainReceived(peer, versions))
+    def copy_stages(self) -> None:
+        """Copy them as they are; ask before the first round is ordered."""
+        self._tasks.spawn(self._copy(), "copy the stages")
 
-    def carry_out(self, instruction: worker_instructions.CopyInstruction) -> None:
-        """What the rules say must be done."""
-        match instruction:
-            case worker_instructions.TakeSnapshot():
-                self._tasks.spawn(self._copy(), "copy the stages")
-            case worker_instructions.OfferSnapshot():
-                self._tasks.spawn(self._offer(instruction), "offer a copy")
-            case worker_instructions.CollectSnapshot():
-                self._collecting.collect(instruction, self._offered_bytes)
-            case worker_instructions.ReportSnapshot():
-                self._tasks.spawn(self._notify_holder(instruction), "tell of a copy")
+    def offer(self, peer: str, copy: StageCopy) -> None:
+        """Offer an own copy to `peer`."""
+        self._tasks.spawn(self._offer(peer, copy), "offer a copy")
+
+    def report(self, holder: str, copy: StageCopy, failed: str | None) -> None:
+        """Report to `holder` that a copy is whole here, or why it is not."""
+        self._tasks.spawn(self._report(holder, copy, failed), "report a copy")
 
     async def stop(self) -> None:
         """Copy, offer and collect nothing any more. May be called again."""
@@ -124,9 +112,8 @@ class SnapshotService:
         )
         if why_not is not None:
             log.warning("no_copy", stage=stage, step=version.step, why=why_not)
-            self._notify(
-                worker_events.SnapshotFailed(generation, place.first, place.end, version, why_not)
-            )
+            copy = StageCopy(generation, place.first, place.end, version)
+            self._core.copy_failed(copy, why_not)
             return
         holding = StateEntry(place.first, place.end, version, StateKind.KEPT)
         self._tasks.spawn(self._seal(engagement, stage, holding), f"checksums of stage {stage}")
@@ -141,25 +128,25 @@ class SnapshotService:
         digests = await run_in_background(partial(digests_of, copy.tensors))
         if engagement.store.seal(holding, copy, digests):
             self._store.offer(holding.version)
-            self._notify(worker_events.SnapshotTaken(holding.first, holding.end, holding.version))
+            self._core.copied(holding.first, holding.end, holding.version)
 
     # -- messages --------------------------------------------------------------------------------
 
-    async def _offer(self, what: worker_instructions.OfferSnapshot) -> None:
+    async def _offer(self, peer: str, copy: StageCopy) -> None:
         try:
-            found = await self._store.find(what.version, what.first, what.end)
+            found = await self._store.find(copy.version, copy.first, copy.end)
         except PeerError as error:  # dropped since: there is a newer one
-            log.info("copy_not_offered", step=what.version.step, why=str(error))
+            log.info("copy_not_offered", step=copy.version.step, why=str(error))
             return
         nbytes = sum(tensor.nbytes for tensor in found.tensors.values())
-        offer = SnapshotOffer(what.version, what.first, what.end, nbytes)
-        await self._send(what.peer, REPLICA_OFFER, what.generation, offer.fields())
+        offer = SnapshotOffer(copy.version, copy.first, copy.end, nbytes)
+        await self._send(peer, REPLICA_OFFER, copy.generation, offer.fields())
         await failpoints.reach("replica.offer.after", device=self._mesh.self_id)
 
-    async def _notify_holder(self, what: worker_instructions.ReportSnapshot) -> None:
+    async def _report(self, holder: str, copy: StageCopy, failed: str | None) -> None:
         await failpoints.reach("replica.kept.before", device=self._mesh.self_id)
-        kept = SnapshotKept(what.version, what.first, what.end, what.failed)
-        await self._send(what.peer, REPLICA_KEPT, what.generation, kept.fields())
+        kept = SnapshotKept(copy.version, copy.first, copy.end, failed)
+        await self._send(holder, REPLICA_KEPT, copy.generation, kept.fields())
         await failpoints.reach("replica.kept.after", device=self._mesh.self_id)
 
     async def _send(self, peer: str, kind: str, generation: int, fields: dict[str, Any]) -> None:
@@ -177,23 +164,17 @@ _Units = tuple[int, int]
 class SnapshotCollector:
     """The copies that this device reads for others; one at a time of any stage."""
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        job: str,
-        store: JobStore,
-        notify: Callable[[worker_events.DeviceEvent], None],
-    ) -> None:
+    def __init__(self, mesh: Mesh, job: str, store: JobStore, core: WorkerCore) -> None:
         """Nothing is read yet.
 
         Args:
             store: where copies go.
-            notify: called with `SnapshotCollected` or `SnapshotFailed` of each.
+            core: hears what becomes of each.
         """
         self._mesh = mesh
         self._job = job
         self._store = store
-        self._notify = notify
+        self._core = core
         self._clock = asyncio.get_running_loop().time
         self._begun = self._clock()  # the generation
         self._offered: dict[_Units, float] = {}  # when the newest offer of each stage came
@@ -205,17 +186,17 @@ class SnapshotCollector:
         then."""
         self._begun = self._clock()
 
-    def collect(self, order: worker_instructions.CollectSnapshot, nbytes: int) -> None:
+    def collect(self, owner: str, copy: StageCopy, nbytes: int) -> None:
         """Read a copy of `nbytes`; what is being read of an older one is given up."""
-        units = (order.first, order.end)
+        units = (copy.first, copy.end)
         under_way = self._tasks.pop(units, None)
         if under_way is not None:
             under_way.cancel()
         now = self._clock()
         seconds = paced_seconds(now - self._offered.get(units, self._begun))
         self._offered[units] = now
-        work = self._collect(order, nbytes, ReadPacing(now, seconds))
-        task = asyncio.create_task(work, name=f"collect layers {order.first} to {order.end}")
+        work = self._collect(owner, copy, nbytes, ReadPacing(now, seconds))
+        task = asyncio.create_task(work, name=f"collect layers {copy.first} to {copy.end}")
         self._tasks[units] = task
         task.add_done_callback(partial(self._ended, units))
 
@@ -234,55 +215,46 @@ class SnapshotCollector:
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("copy_not_kept", units=units, exc_info=error)
 
-    async def _collect(
-        self, order: worker_instructions.CollectSnapshot, nbytes: int, pacing: ReadPacing
-    ) -> None:
+    async def _collect(self, owner: str, copy: StageCopy, nbytes: int, pacing: ReadPacing) -> None:
         try:
-            await self._read(order, nbytes, pacing)
+            await self._read(owner, copy, nbytes, pacing)
         except (PeerError, TimeoutError, RuntimeError, MemoryError) as error:
             if not isinstance(error, (PeerError, TimeoutError)) and not is_out_of_memory(error):
                 raise
             reason = "not enough memory" if is_out_of_memory(error) else str(error) or "too slow"
-            log.info("copy_failed", step=order.version.step, why=reason)
-            place = (order.generation, order.first, order.end, order.version)
-            self._notify(worker_events.SnapshotFailed(*place, reason))
+            log.info("copy_failed", step=copy.version.step, why=reason)
+            self._core.copy_failed(copy, reason)
         else:
             await failpoints.reach("replica.whole.before", device=self._mesh.self_id)
-            self._notify(
-                worker_events.SnapshotCollected(
-                    order.generation, order.first, order.end, order.version
-                )
-            )
+            self._core.collected(copy)
 
-    async def _read(
-        self, order: worker_instructions.CollectSnapshot, nbytes: int, pacing: ReadPacing
-    ) -> None:
-        place = (StateKind.REPLICA, order.first, order.end)
+    async def _read(self, owner: str, copy: StageCopy, nbytes: int, pacing: ReadPacing) -> None:
+        place = (StateKind.REPLICA, copy.first, copy.end)
         check, versions = self._store.check, self._store.copies
         if check is None or versions is None:
             raise PeerError(f"{self._mesh.name} has no part in that job")
-        slot, known = versions.slot(*place) or {}, _known_copies(versions, order)
+        slot, known = versions.slot(*place) or {}, _known_copies(versions, *place)
         here = {name: t for name, (t, _) in known.items() if name in versions.unchanging}
         self._make_sure_of_memory(nbytes, {**slot, **here})
-        pace = self._paced(order.peer, pacing)
+        pace = self._paced(owner, pacing)
         reading = TransferClient(self._mesh, check, known=known, slot=slot, pace=pace)
         request = TransferRequest(
-            order.peer,
+            owner,
             self._job,
-            version_source(order.version),
-            order.first,
-            order.end,
+            version_source(copy.version),
+            copy.first,
+            copy.end,
             priority=Priority.REPLICA,
-            range_bytes=lambda: self._rates.next_read_bytes(order.peer),
+            range_bytes=lambda: self._rates.next_read_bytes(owner),
             reads_in_flight=1,
         )
         await reading.read_from(request)
         state = reading.state()
-        lacking = versions.lacking(order.first, order.end, state.tensors)
+        lacking = versions.lacking(copy.first, copy.end, state.tensors)
         if lacking:
             raise PeerError(f"the copy lacks {', '.join(lacking[:3])}")
-        versions.put(*place, order.version, state.tensors, state.digests)
-        self._store.offer(order.version)
+        versions.put(*place, copy.version, state.tensors, state.digests)
+        self._store.offer(copy.version)
 
     def _make_sure_of_memory(self, nbytes: int, here: Named) -> None:
         """Where the kernel gives away more than it has, taking it would end this process."""
@@ -306,13 +278,13 @@ class SnapshotCollector:
         return pace
 
 
-def _known_copies(versions: SnapshotStore, order: worker_instructions.CollectSnapshot) -> Known:
+def _known_copies(versions: SnapshotStore, kind: StateKind, first: int, end: int) -> Known:
     """What is here of the same stage at another version need not come again."""
     known: dict[str, tuple[Tensor, Digest]] = {}
     for holding in versions.holdings():
         here = versions.of(holding)
-        units = (holding.kind, holding.first, holding.end)
-        if here is not None and units == (StateKind.REPLICA, order.first, order.end):
+        place = (holding.kind, holding.first, holding.end)
+        if here is not None and place == (kind, first, end):
             known |= {
                 name: (tensor, here.digests[name])
                 for name, tensor in here.tensors.items()

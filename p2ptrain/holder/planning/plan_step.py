@@ -40,7 +40,7 @@ from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.cores import reconfigure_events
+from p2ptrain.recovery.cores.reconfigure_core import MakePlan
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds
@@ -118,7 +118,7 @@ class PlanStep:
             device, reason = self._trouble
             self._planner.was_useless(device, f"made a plan that cannot be used ({reason})")
 
-    async def plan(self, make: reconfigure_events.MakePlan) -> PlannedAttempt:
+    async def plan(self, make: MakePlan) -> PlannedAttempt:
         """With backup peers for its copies.
 
         Raises:
@@ -142,7 +142,7 @@ class PlanStep:
         planning, holder = self._request.planning, self._request.ask.holder
         return plan_backups(planning, made.plan, stages, made.candidates, links, holder)
 
-    async def _make_plan(self, make: reconfigure_events.MakePlan) -> PlannedAttempt:
+    async def _make_plan(self, make: MakePlan) -> PlannedAttempt:
         in_force, given = self._request.in_force, self._request.given
         if given is not None:
             return await self._fitted(make, given)
@@ -190,7 +190,7 @@ class PlanStep:
             return {}
         return said if request.planning.ftpipehd is None else with_times_of_holder(holder, said)
 
-    def _later(self, make: reconfigure_events.MakePlan) -> Mapping[str, str]:
+    def _later(self, make: MakePlan) -> Mapping[str, str]:
         """Names, by id, of who has come while training stands still: it is measured afterwards."""
         ask, in_force = self._request.ask, self._request.in_force
         if ask.reason is not ReconfigureReason.FAILURE or in_force is None:
@@ -200,9 +200,7 @@ class PlanStep:
         )
         return {d: self._name(d) for d in sorted(new) if not self._is_known(d)}
 
-    async def _chosen(
-        self, make: reconfigure_events.MakePlan, later: Mapping[str, str]
-    ) -> PlannedAttempt:
+    async def _chosen(self, make: MakePlan, later: Mapping[str, str]) -> PlannedAttempt:
         """From all but those of `later`."""
         candidates, unmeasured = await self._candidates(make, later)
         left_out = (*unmeasured, *self._left_out(make))
@@ -215,7 +213,7 @@ class PlanStep:
         expected = await run_in_background(partial(expected_seconds, settled, household, plan))
         return PlannedAttempt(plan, candidates, left_out, expected, by=by)
 
-    async def _fitted(self, make: reconfigure_events.MakePlan, given: Plan) -> PlannedAttempt:
+    async def _fitted(self, make: MakePlan, given: Plan) -> PlannedAttempt:
         """The user's plan, on the devices that are here."""
         candidates, unmeasured = await self._candidates(make, {})
         left_out = (*unmeasured, *self._left_out(make))
@@ -231,9 +229,7 @@ class PlanStep:
             candidates.values(), self._surveyor.links, self._name(ask.holder), ask.without
         )
 
-    async def _found(
-        self, make: reconfigure_events.MakePlan, household: MeasuredCluster
-    ) -> tuple[Plan, str]:
+    async def _found(self, make: MakePlan, household: MeasuredCluster) -> tuple[Plan, str]:
         question = self._question(make, household)
         proposed = self._proposed(make, question)
         if proposed is not None:
@@ -242,9 +238,7 @@ class PlanStep:
             return await search(question, SearchPriority.ALONE), self._mesh.self_id
         return await self._planner.plan(question)
 
-    def _question(
-        self, make: reconfigure_events.MakePlan, household: MeasuredCluster
-    ) -> PlanQuestion:
+    def _question(self, make: MakePlan, household: MeasuredCluster) -> PlanQuestion:
         request = self._request
         is_published = request.planning.ftpipehd is not None
         from_zero = request.in_force is None or self._is_first(make)
@@ -256,7 +250,7 @@ class PlanStep:
         near = Near(self._present(), replicas, request.recovery)
         return PlanQuestion(request.planning, household, near)
 
-    def _proposed(self, make: reconfigure_events.MakePlan, question: PlanQuestion) -> Plan | None:
+    def _proposed(self, make: MakePlan, question: PlanQuestion) -> Plan | None:
         """The plan that was found while training went on, where nothing has come between."""
         proposed, is_first = self._request.proposed, self._request.in_force is None
         if proposed is None or is_first or self._is_first(make):
@@ -269,7 +263,7 @@ class PlanStep:
             log.info("not_as_proposed", why=str(error))
             return None
 
-    def _is_first(self, make: reconfigure_events.MakePlan) -> bool:
+    def _is_first(self, make: MakePlan) -> bool:
         """Whether nothing has been trained yet: then no plan has to be close to another."""
         return (
             make.choice.version.step
@@ -282,7 +276,7 @@ class PlanStep:
         return plan_in_force(self._request.in_force, self._request.planning, self._mesh)
 
     async def _candidates(
-        self, make: reconfigure_events.MakePlan, later: Mapping[str, str]
+        self, make: MakePlan, later: Mapping[str, str]
     ) -> tuple[dict[str, MeasuredDevice], tuple[LeftOut, ...]]:
         """Who may take part or give, with the memory it proved to have.
 
@@ -329,7 +323,7 @@ class PlanStep:
         """A device by its state report for this request."""
         return MeasuredDevice.of(device, self._name(device), self._findings.stock[device])
 
-    def _left_out(self, make: reconfigure_events.MakePlan) -> list[LeftOut]:
+    def _left_out(self, make: MakePlan) -> list[LeftOut]:
         reasons = {
             **{m.id: m.sentence for m in self._mesh.members.values() if m.rests},
             **self._findings.silent,

@@ -1,10 +1,10 @@
-"""The holder's way to one new generation: the shell of `reconfigure_core`."""
+"""The holder's way to one new generation: the port of `reconfigure_core`."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,18 +39,17 @@ from p2ptrain.plan.types.memory_budgets import NO_MEMORY
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
-from p2ptrain.recovery.choose_version import KnownPast, VersionChoice
-from p2ptrain.recovery.cores import reconfigure_events
-from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
-from p2ptrain.recovery.cores.reconfigure_events import MakePlan
-from p2ptrain.recovery.cores.worker_events import PrepareFailed
+from p2ptrain.recovery.choose_version import KnownPast, RollForward, VersionChoice
+from p2ptrain.recovery.cores.reconfigure_core import ChangeCore, MakePlan
 from p2ptrain.recovery.fetch_plan import Fetch, relayable_fetches
 from p2ptrain.recovery.generation_request import (
     GenerationRequest,
+    PrepareFailed,
     ReconfigureFailure,
     ReconfigureReason,
 )
 from p2ptrain.recovery.placement import Placement
+from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.recovery.state_report import StateReport
 from p2ptrain.recovery.version import Version
@@ -61,12 +60,9 @@ log = get_logger(__name__)
 REBUILD_SECONDS = 600.0
 """For a device to make a lost stage again."""
 
-EVENTS_LIMIT = 4096
-"""Far more than the answers of a household's devices to all attempts."""
-
 
 class Reconfiguration:
-    """Has one generation planned, and every device of it made ready."""
+    """Has one generation planned, and every device of it made ready. Implements `ChangePort`."""
 
     def __init__(
         self,
@@ -88,77 +84,60 @@ class Reconfiguration:
         members = mesh.members.values()
         self._alive = frozenset(m.id for m in members if m.state is MemberState.ALIVE)
         gathers = request.recovery is ReplanMethod.HEAVY and request.in_force is not None
-        self._core = ChangeCore(request.ask, self._alive, gathers=gathers, settings=settings)
-        self._events: asyncio.Queue[reconfigure_events.ChangeEvent] = asyncio.Queue(EVENTS_LIMIT)
+        self._core = ChangeCore(request.ask, self._alive, self, gathers=gathers, settings=settings)
+        self._tasks: list[asyncio.Task[None]] = []
         self._made: dict[int, PlannedAttempt] = {}  # by generation
         self._no_plan: str | None = None  # why no plan fits, where that is so
         self._moved_bytes = 0
-        self._reply: ReconfigureReply | ReconfigureFailure | None = None
+        self._group: asyncio.TaskGroup | None = None
+        loop = asyncio.get_running_loop()
+        self._reply: asyncio.Future[ReconfigureReply | ReconfigureFailure] = loop.create_future()
 
     async def answer(self) -> ReconfigureReply | ReconfigureFailure:
         """Do everything."""
         unsubscribe = self._mesh.subscribe(self._on_mesh_event)
         try:
-            async with task_scope() as group:
-                tasks: list[asyncio.Task[None]] = []
-
-                def spawn(work: Coroutine[Any, Any, None]) -> None:
-                    tasks.append(group.create_task(work))
-
-                self._carry_out(self._core.start(), spawn)
-                while self._reply is None:
-                    event = await self._events.get()
-                    self._carry_out(self._core.handle(event), spawn)
-                for task in tasks:
+            async with task_scope() as self._group:
+                self._core.start()
+                reply = await self._reply
+                for task in self._tasks:
                     task.cancel()
         finally:
             unsubscribe()
-        assert self._reply is not None
         await self._reach("answer.before")
-        return self._reply
+        return reply
 
-    def _carry_out(
-        self,
-        instructions: list[reconfigure_events.ChangeInstruction],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-    ) -> None:
-        prepares = [
-            one for one in instructions if isinstance(one, reconfigure_events.PrepareDevice)
-        ]
-        wanted = relayable_fetches({one.device: one.fetches for one in prepares})
-        for instruction in instructions:
-            match instruction:
-                case reconfigure_events.AskStateReport():
-                    spawn(self._ask_state(instruction))
-                case reconfigure_events.GatherUnits(device, placed, fetches):
-                    spawn(self._gather(device, placed, fetches))
-                case reconfigure_events.MakePlan():
-                    spawn(self._plan(instruction))
-                case reconfigure_events.PrepareDevice(device, placed):
-                    spawn(self._prepare(device, placed, wanted[device]))
-                case reconfigure_events.ReconfigurationReady(_, placed, choice):
-                    self._planning.was_ready()
-                    made, planning = self._made[placed.generation], self._request.planning
-                    self._reply = plan_reply(planning, made, placed, choice, self._moved_bytes)
-                case ReconfigureFailure():
-                    self._reply = self._refused(instruction)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._group is not None
+        self._tasks.append(self._group.create_task(work))
 
-    def _refused(self, refusal: ReconfigureFailure) -> ReconfigureFailure:
-        holder, reason = self._request.ask.holder, refusal.reason
+    def generation_ready(self, placed: Placement, choice: VersionChoice) -> None:
+        """See `ChangePort`, as of all that follow."""
+        self._planning.was_ready()
+        made, planning = self._made[placed.generation], self._request.planning
+        self._answer(plan_reply(planning, made, placed, choice, self._moved_bytes))
+
+    def refused(self, failure: ReconfigureFailure) -> None:
+        """With what the device with the data has against it."""
+        holder, reason = self._request.ask.holder, failure.reason
         why = self._findings.unable.get(holder) or self._findings.silent.get(holder)
         is_plan = reason == self._no_plan
         if why is not None and not is_plan:
             reason = f"{reason}: {why}"
-        return replace(refusal, reason=reason, is_plan=is_plan)
+        self._answer(replace(failure, reason=reason, is_plan=is_plan))
+
+    def _answer(self, reply: ReconfigureReply | ReconfigureFailure) -> None:
+        if not self._reply.done():  # cancelled, where a newer request has taken its place
+            self._reply.set_result(reply)
 
     def _is_hanging(self, error: Hangs) -> None:
         """A device that hangs is not asked again: it is as if it had died."""
         self._hangs(error)
-        self._events.put_nowait(reconfigure_events.MemberGone(error.device))
+        self._core.gone(error.device)
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
         if isinstance(event, MemberChanged) and event.member.state in GONE:
-            self._events.put_nowait(reconfigure_events.MemberGone(event.member.id))
+            self._core.gone(event.member.id)
 
     async def _reach(self, name: str) -> None:
         await failpoints.reach(name, device=self._mesh.self_id)
@@ -168,21 +147,32 @@ class Reconfiguration:
 
     # -- stock -----------------------------------------------------------------------------------
 
-    async def _ask_state(self, asked: reconfigure_events.AskStateReport) -> None:
-        forward = asked.forward
+    def ask_state(
+        self,
+        device: str,
+        generation: int,
+        forward: RollForward | None = None,
+        rebuild: Rebuild | None = None,
+    ) -> None:
+        """As long as it works on it."""
+        self._spawn(self._ask_state(device, generation, forward, rebuild))
+
+    async def _ask_state(
+        self, device: str, generation: int, forward: RollForward | None, rebuild: Rebuild | None
+    ) -> None:
         request = StateRequest(
             self._request.planning.job,
             self._request.planning.digest,
-            asked.generation,
+            generation,
             frozenset(self._alive),
             apply=None if forward is None else forward.version,
             coefficient=None if forward is None else forward.coefficient,
-            rebuild=asked.rebuild,
+            rebuild=rebuild,
         )
         try:
             reply = await call_while_it_works(
                 self._mesh,
-                asked.device,
+                device,
                 Message(INVENTORY, request.fields()),
                 timeout_seconds=REBUILD_SECONDS,
                 reply_parts=limited(StateReport.LIMIT.most_bytes),
@@ -193,52 +183,60 @@ class Reconfiguration:
             reason = str(error) or "it did not answer in time"
             if isinstance(error, LinkClosed):
                 reason = f"no link to {self._name(self._mesh.self_id)}"
-            log.info("no_inventory", device=self._name(asked.device), why=reason)
-            self._findings.silent[asked.device] = reason
+            log.info("no_inventory", device=self._name(device), why=reason)
+            self._findings.silent[device] = reason
             if isinstance(error, Hangs):
                 self._is_hanging(error)
-            failed = reconfigure_events.StateReportFailed(asked.generation, asked.device, reason)
-            self._events.put_nowait(failed)
+            self._core.no_report(generation, device)
             return
-        self._findings.silent.pop(asked.device, None)
-        self._findings.stock[asked.device] = replace(inventory, device=asked.device)
-        self._surveyor.learn(asked.device, inventory.speeds)
-        self._events.put_nowait(
-            reconfigure_events.StateReported(asked.generation, self._findings.stock[asked.device])
-        )
+        self._findings.silent.pop(device, None)
+        self._findings.stock[device] = replace(inventory, device=device)
+        self._surveyor.learn(device, inventory.speeds)
+        self._core.state_reported(generation, self._findings.stock[device])
 
     # -- plan ------------------------------------------------------------------------------------
 
-    async def _plan(self, make: reconfigure_events.MakePlan) -> None:
+    def make_plan(self, make: MakePlan) -> None:
+        """By the coordinator, or here."""
+        self._spawn(self._plan(make))
+
+    async def _plan(self, make: MakePlan) -> None:
         try:
             made = await self._planning.plan(make)
         except UserError as error:
-            self._refuse_plan(make.generation, str(error))
+            if make.generation == self._core.generation:
+                self._no_plan = str(error)
+            self._core.no_plan(make.generation, str(error))
             return
         self._made[make.generation] = made
-        self._events.put_nowait(reconfigure_events.PlanMade(make.generation, made.protected.stages))
-
-    def _refuse_plan(self, generation: int, reason: str) -> None:
-        if generation == self._core.generation:
-            self._no_plan = reason
-        self._events.put_nowait(reconfigure_events.PlanFailed(generation, reason))
+        self._core.planned(make.generation, made.protected.stages)
 
     # -- making ready ----------------------------------------------------------------------------
 
-    async def _gather(self, device: str, placed: Placement, wanted: tuple[Fetch, ...]) -> None:
-        in_force = self._request.in_force
-        assert in_force is not None
-        assignment = assignment_on_one(in_force.assignment, placed)
-        request = PrepareRequest(NO_MEMORY, gather=True)
-        trouble = await self._made_ready(device, assignment, request, wanted)
-        self._events.put_nowait(reconfigure_events.DeviceReady(placed.generation, device, trouble))
+    def prepare(
+        self, placed: Placement, wanted: Mapping[str, tuple[Fetch, ...]], *, gathers: bool
+    ) -> None:
+        """All at once."""
+        if gathers:
+            assert self._request.in_force is not None
+            assignment = assignment_on_one(self._request.in_force.assignment, placed)
+        else:
+            plan = self._made[placed.generation].plan
+            assignment = assignment_of(self._request.planning, plan, placed)
+        for device, fetches in relayable_fetches(wanted).items():
+            needed = NO_MEMORY if gathers else plan.predicted.needed(self._name(device))
+            request = PrepareRequest(needed, gather=gathers)
+            self._spawn(self._prepare(device, assignment, request, fetches))
 
-    async def _prepare(self, device: str, placed: Placement, wanted: tuple[Fetch, ...]) -> None:
-        made, name = self._made[placed.generation], self._name(device)
-        assignment = assignment_of(self._request.planning, made.plan, placed)
-        request = PrepareRequest(made.plan.predicted.needed(name))
-        trouble = await self._made_ready(device, assignment, request, wanted)
-        self._events.put_nowait(reconfigure_events.DeviceReady(placed.generation, device, trouble))
+    async def _prepare(
+        self,
+        device: str,
+        assignment: Assignment,
+        request: PrepareRequest,
+        fetches: tuple[Fetch, ...],
+    ) -> None:
+        trouble = await self._made_ready(device, assignment, request, fetches)
+        self._core.ready(assignment.key.generation, device, trouble)
 
     async def _made_ready(
         self,
@@ -260,15 +258,15 @@ class Reconfiguration:
                 return self._trouble(device, generation, reply, self._made.get(generation))
         except LinkClosed as error:  # it may be a moment until there is another
             await wait_until_linked(self._mesh, (device,))
-            return PrepareFailed(generation, str(error), is_link=True)
+            return PrepareFailed(str(error), is_link=True)
         except Hangs as error:
             self._findings.silent[device] = str(error)
             self._is_hanging(error)
-            return PrepareFailed(generation, str(error))
+            return PrepareFailed(str(error))
         except Error as error:
             if generation == self._core.generation:
                 self._findings.unable[device] = str(error)
-            return PrepareFailed(generation, str(error))
+            return PrepareFailed(str(error))
         return None
 
     def _trouble(
@@ -280,13 +278,13 @@ class Reconfiguration:
             if made is not None and device in made.candidates:
                 less = made.candidates[device].with_less_memory(short, self._less)
                 short = replace(short, has=less.memory)
-            return PrepareFailed(generation, reason, short=short)
+            return PrepareFailed(reason, short=short)
         log.info("not_made_ready", device=self._name(device), why=reason)
         if reply.source is not None:
-            return PrepareFailed(generation, reason, source=reply.source)
+            return PrepareFailed(reason, source=reply.source)
         if generation == self._core.generation and not self._is_of_plan(made, reason):
             self._findings.unable[device] = reason
-        return PrepareFailed(generation, reason)
+        return PrepareFailed(reason)
 
     def _is_of_plan(self, made: PlannedAttempt | None, reason: str) -> bool:
         """Whether the plan is to blame, which another device has made: then no device is left

@@ -8,7 +8,7 @@
        └─── a device died, or was not ready: next generation number ──┘
 
 It keeps nothing beyond the request: the next one begins from the start and finds what was fetched
-meanwhile. Pure: carry out what it returns, feed back the result.
+meanwhile. Pure: its port does what is to be done, and calls the method named with it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
 
-from p2ptrain.errors import InternalError
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.backup_placement import is_covered
 from p2ptrain.recovery.choose_version import (
     KnownPast,
@@ -28,31 +30,16 @@ from p2ptrain.recovery.choose_version import (
     choose_version,
 )
 from p2ptrain.recovery.cores.liveness import fully_linked
-from p2ptrain.recovery.cores.reconfigure_events import (
-    AskStateReport,
-    AttemptEvent,
-    ChangeEvent,
-    ChangeInstruction,
-    DeviceReady,
-    GatherUnits,
-    MakePlan,
-    MemberGone,
-    PlanFailed,
-    PlanMade,
-    PrepareDevice,
-    ReconfigurationReady,
-    StateReported,
-    StateReportFailed,
-)
-from p2ptrain.recovery.cores.worker_events import PrepareFailed
-from p2ptrain.recovery.fetch_plan import plan_fetches
+from p2ptrain.recovery.fetch_plan import Fetch, plan_fetches
 from p2ptrain.recovery.generation_request import (
     GENERATIONS_PER_REQUEST,
     GenerationRequest,
+    PrepareFailed,
     ReconfigureFailure,
     ReconfigureReason,
 )
 from p2ptrain.recovery.placement import PlacedStage, Placement
+from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Version
@@ -66,10 +53,57 @@ COPY_TRIES = 2
 """Attempts that a whole copy (a checkpoint, the first weights) is given: a link may have broken."""
 
 
+@dataclass(frozen=True, slots=True)
+class MakePlan:
+    """What a plan is to be made for.
+
+    Attributes:
+        devices: that may get work.
+        left_out: by device, the peers that it has no link to.
+        present: keep this plan as it is, because nothing speaks against it; None = a new plan.
+    """
+
+    generation: int
+    choice: VersionChoice
+    devices: frozenset[str]
+    left_out: Mapping[str, tuple[str, ...]] = dataclasses.field(hash=False)
+    lowered: Mapping[str, MemoryBudgets] = dataclasses.field(hash=False)
+    present: Placement | None = None
+
+
+class ChangePort(Protocol):
+    """What a request has done."""
+
+    def ask_state(
+        self,
+        device: str,
+        generation: int,
+        forward: RollForward | None = None,
+        rebuild: Rebuild | None = None,
+    ) -> None:
+        """Ask `device`; where they are given, it applies `forward` or does `rebuild` first;
+        `state_reported`, or `no_report`."""
+
+    def make_plan(self, make: MakePlan) -> None:
+        """In the background; `planned`, or `no_plan`."""
+
+    def prepare(
+        self, placed: Placement, wanted: Mapping[str, tuple[Fetch, ...]], *, gathers: bool
+    ) -> None:
+        """Have each device fetch and build, or only fetch where it `gathers`; `ready`, of each."""
+
+    def generation_ready(self, placed: Placement, choice: VersionChoice) -> None:
+        """Every device of the plan is ready."""
+
+    def refused(self, failure: ReconfigureFailure) -> None:
+        """There is no way."""
+
+
 class ChangeCore:
     """See the module.
 
     Args:
+        port: what does the work.
         ask: the request.
         alive: devices that this device sees alive, itself included.
         gathers: where a device of the plan in force is gone, everything goes to the device with
@@ -84,6 +118,7 @@ class ChangeCore:
         self,
         ask: GenerationRequest,
         alive: frozenset[str],
+        port: ChangePort,
         *,
         gathers: bool = False,
         settings: RecoverySettings = HOME,
@@ -91,6 +126,7 @@ class ChangeCore:
         self.generation = ask.generation
         self.over = False
         self._ask = ask
+        self._port = port
         self._least = settings.rebuild_min_steps
         self._alive = set(ask.alive & alive)
         self._gathers = gathers and ask.reason is ReconfigureReason.FAILURE
@@ -106,41 +142,26 @@ class ChangeCore:
         self._choice: VersionChoice | None = None
         self._gathering = False
         self._placed: Placement | None = None
-        self._out: list[ChangeInstruction] = []
 
-    def start(self) -> list[ChangeInstruction]:
+    def start(self) -> None:
         """Ask every device."""
         self._ask_state()
-        return self._finish()
 
-    def handle(self, event: ChangeEvent) -> list[ChangeInstruction]:
-        """Take in one event; of an attempt that was given up, it changes nothing."""
-        if isinstance(event, MemberGone):
-            self._on_gone(event.device)
-        elif not self.over and event.generation == self.generation:
-            self._on_answer(event)
-        return self._finish()
+    def _is_now(self, generation: int) -> bool:
+        """Else it is of an attempt that was given up."""
+        return not self.over and generation == self.generation
 
-    def _finish(self) -> list[ChangeInstruction]:
-        out, self._out = self._out, []
-        return out
+    def state_reported(self, generation: int, report: StateReport) -> None:
+        """A device's answer."""
+        if self._is_now(generation):
+            self._reports[report.device] = self._believed(report)
+            self._came(report.device)
 
-    def _on_answer(self, event: AttemptEvent) -> None:
-        match event:
-            case StateReported(_, inventory):
-                self._reports[inventory.device] = self._believed(inventory)
-                self._came(inventory.device)
-            case StateReportFailed(_, device):
-                self._reports.pop(device, None)
-                self._came(device)
-            case PlanMade():
-                self._on_planned(event)
-            case PlanFailed(_, reason):
-                self._refuse(reason)
-            case DeviceReady(_, device, trouble):
-                self._on_ready(device, trouble)
-            case _:
-                raise InternalError(f"a change has no rule for {type(event).__name__}")
+    def no_report(self, generation: int, device: str) -> None:
+        """A device does not answer, or refuses."""
+        if self._is_now(generation):
+            self._reports.pop(device, None)
+            self._came(device)
 
     def _believed(self, inventory: StateReport) -> StateReport:
         """Without what that device cannot have: others' updates, or more than were made."""
@@ -158,7 +179,8 @@ class ChangeCore:
             inventory, holdings=tuple(one for one in inventory.holdings if can_be(one))
         )
 
-    def _on_gone(self, device: str) -> None:
+    def gone(self, device: str) -> None:
+        """A device is dead."""
         if self.over or device not in self._alive:
             return
         self._alive.discard(device)
@@ -179,7 +201,8 @@ class ChangeCore:
         self._choice = self._placed = None
         self._gathering = False
         self._waiting = set(self._alive)
-        self._out += [AskStateReport(device, self.generation) for device in sorted(self._alive)]
+        for device in sorted(self._alive):
+            self._port.ask_state(device, self.generation)
 
     def _try_again(self) -> None:
         self._attempts += 1
@@ -228,13 +251,13 @@ class ChangeCore:
             case RollForward(devices):
                 self._rolled_forward.update(devices)
                 self._waiting = set(devices)
-                self._out += [AskStateReport(device, self.generation, found) for device in devices]
+                for device in devices:
+                    self._port.ask_state(device, self.generation, found)
             case RebuildFirst(todo):
                 self._rebuilds_ordered = True
                 self._waiting = {one.device for one in todo}
-                self._out += [
-                    AskStateReport(one.device, self.generation, rebuild=one) for one in todo
-                ]
+                for one in todo:
+                    self._port.ask_state(one.device, self.generation, rebuild=one)
             case StateLost(reason=reason):
                 self._refuse(reason, found)
             case VersionChoice():
@@ -265,8 +288,7 @@ class ChangeCore:
         holder = self._ask.holder
         placed = self._placed_as((PlacedStage(0, self._ask.units, (holder,)),), choice)
         self._gathering, self._waiting = True, {holder}
-        wanted = plan_fetches(choice, placed.stages)
-        self._out.append(GatherUnits(holder, placed, wanted[holder]))
+        self._port.prepare(placed, plan_fetches(choice, placed.stages), gathers=True)
 
     def _from_holder(self, choice: VersionChoice) -> VersionChoice:
         """The same, with only the device with the data to take from."""
@@ -302,7 +324,7 @@ class ChangeCore:
             and devices.issuperset(present.devices)
             and self._compute_as(present)
         )
-        self._out.append(
+        self._port.make_plan(
             MakePlan(
                 self.generation,
                 choice,
@@ -321,16 +343,21 @@ class ChangeCore:
             for device in stage.devices
         )
 
-    def _on_planned(self, planned: PlanMade) -> None:
+    def no_plan(self, generation: int, reason: str) -> None:
+        """None fits; `reason` is for the user."""
+        if self._is_now(generation):
+            self._refuse(reason)
+
+    def planned(self, generation: int, stages: tuple[PlacedStage, ...]) -> None:
+        """The planner's answer."""
         choice = self._choice
-        if choice is None or self._placed is not None:
+        if not self._is_now(generation) or choice is None or self._placed is not None:
             return
-        placed = self._placed_as(planned.stages, choice)
+        placed = self._placed_as(stages, choice)
         placed = dataclasses.replace(placed, keeps=self._is_kept_at_once(placed))
         self._placed = placed
         self._waiting = set(placed.devices)
-        wanted = plan_fetches(choice, placed.stages)
-        self._out += [PrepareDevice(device, placed, wanted[device]) for device in placed.devices]
+        self._port.prepare(placed, plan_fetches(choice, placed.stages), gathers=False)
 
     def _is_kept_at_once(self, placed: Placement) -> bool:
         """Unless a version survives any next death; at first the holder has it."""
@@ -345,11 +372,13 @@ class ChangeCore:
         }
         return not is_covered(stable, placed.stages, here)
 
-    def _on_ready(self, device: str, trouble: PrepareFailed | None) -> None:
+    def ready(self, generation: int, device: str, trouble: PrepareFailed | None) -> None:
+        """A device is ready, or says what was in the way."""
         placed, choice = self._placed, self._choice
         ready_for_none = placed is None and not self._gathering
-        if ready_for_none or choice is None or device not in self._waiting:
+        if not self._is_now(generation) or ready_for_none or device not in self._waiting:
             return
+        assert choice is not None
         if trouble is not None:
             if trouble.short is not None:
                 self._lowered[device] = trouble.short.has
@@ -364,15 +393,14 @@ class ChangeCore:
             self._ask_state()
         elif not self._waiting:
             self.over = True
-            self._out.append(ReconfigurationReady(self._ask.number, placed, choice))
+            self._port.generation_ready(placed, choice)
 
     def _refuse(
         self, reason: str, lost: StateLost | None = None, *, again: bool = False, spoiled: int = 0
     ) -> None:
         self.over = True
         lowered = dict(self._lowered)
-        self._out.append(
-            ReconfigureFailure(
-                self._ask.number, reason, lost, again, spoiled=spoiled, lowered=lowered
-            )
+        failure = ReconfigureFailure(
+            self._ask.number, reason, lost, again, spoiled=spoiled, lowered=lowered
         )
+        self._port.refused(failure)

@@ -9,8 +9,8 @@ and training may continue from it. The holder alone commands: the device that as
 as there is a job. A generation to prepare must be newer than all before, an order must name the
 generation that runs.
 
-This class is a pure core: no clock, no task, no tensor. Feed it events, carry out what it returns,
-in that order. The shell's `Stopped` is the truth about what is trained here.
+This class is a pure core: no clock, no task, no tensor. Its methods say what happens; it has its
+port do what follows, in that order. What `stopped` says is the truth about what is trained here.
 """
 
 from __future__ import annotations
@@ -18,10 +18,18 @@ from __future__ import annotations
 import dataclasses
 from enum import StrEnum
 
-from p2ptrain.errors import InternalError
-from p2ptrain.recovery.cores import worker_events, worker_instructions
+from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.cores.worker_port import (
+    HolderState,
+    StageCopy,
+    StateReportAsked,
+    WorkerPort,
+)
 from p2ptrain.recovery.cores.worker_state import HeldSnapshots, PartnerLinks, TrainedStages
+from p2ptrain.recovery.fetch_plan import Fetch
+from p2ptrain.recovery.generation_request import PrepareFailed
 from p2ptrain.recovery.placement import Placement
+from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 
@@ -46,6 +54,7 @@ class WorkerCore:
 
     Args:
         device: own id.
+        port: what does the work.
 
     Attributes:
         phase: what it does.
@@ -55,26 +64,26 @@ class WorkerCore:
         refused: stale commands so far.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, port: WorkerPort) -> None:
         self.phase = WorkerPhase.IDLE
         self.generation = 0
         self.running: Placement | None = None
         self.prepared: Placement | None = None
         self.refused = 0
         self._device = device
+        self._port = port
         self._holder: str | None = None
         self._trained = TrainedStages()
-        self._copies = HeldSnapshots()
+        self._copies = HeldSnapshots(port)
         # answered once everything stands still
-        self._asked: worker_events.StateReportAsked | None = None
+        self._asked: StateReportAsked | None = None
         self._rebuilds = False  # a lost stage, before that answer
-        self._preparing: worker_events.PrepareAsked | None = None
+        self._preparing: tuple[int, str] | None = None  # request and device that wait for it
         self._park = False  # the stop under way is because the holder is gone
         self._abandoned: Placement | None = None  # whose preparation was given up last
         self._left_out = False  # it is because a generation began without this device
-        self._links = PartnerLinks(device)
+        self._links = PartnerLinks(device, port)
         self._keeps: dict[int, bool] = {}  # by step, of orders not committed
-        self._out: list[worker_instructions.DeviceInstruction] = []
 
     @property
     def holder(self) -> str | None:
@@ -96,53 +105,22 @@ class WorkerCore:
         """What is here, as far as is known without stopping."""
         return (*self._trained.holdings, *self._copies.holdings)
 
-    def handle(
-        self, event: worker_events.DeviceEvent
-    ) -> list[worker_instructions.DeviceInstruction]:
-        """Take in one event."""
-        match event:
-            case worker_events.StateReportAsked():
-                self._on_inventory(event)
-            case worker_events.RebuildDone():
-                self._on_rebuilt(event)
-            case worker_events.GenerationStopped(held):
-                self._on_stopped(held)
-            case worker_events.PrepareAsked():
-                self._on_prepare(event)
-            case worker_events.AboutPreparation():
-                self._on_preparation(event)
-            case worker_events.BeginReceived(peer, generation):
-                self._on_begin(peer, generation)
-            case worker_events.RoundOrdered():
-                self._on_order(event)
-            case worker_events.AboutSeat():
-                self._on_seat(event)
-            case worker_events.CommitReceived():
-                self._on_commit(event)
-            case worker_events.AboutCopies():
-                self._on_copies(event)
-            case worker_events.SnapshotDamaged(holding):
-                self._copies.discard(holding)
-            case worker_events.HolderChanged(state):
-                self._on_holder(state)
-            case worker_events.AboutLinks():
-                self._on_link(event)
-            case _:
-                raise InternalError(f"a device has no rule for {type(event).__name__}")
-        out, self._out = self._out, []
-        return out
+    def _enter(self, phase: WorkerPhase) -> None:
+        self.phase = phase
+        self._port.phase_changed()
 
     # -- taking stock ----------------------------------------------------------------------
 
-    def _on_inventory(self, asked: worker_events.StateReportAsked) -> None:
-        if not self._obeys(asked, asked.generation):
+    def state_asked(self, asked: StateReportAsked) -> None:
+        """This device is to stop, and to say what is here."""
+        if not self._obeys(asked.request, asked.peer, asked.generation):
             return
         self._abandon_preparation()
         if self._asked is not None:
-            self._refuse(self._asked, "asked again since")
+            self._refuse(self._asked.request, self._asked.peer, "asked again since")
         if self._rebuilds:
             self._rebuilds = False
-            self._out.append(worker_instructions.CancelRebuild())
+            self._port.cancel_rebuild()
         self._asked = asked
         self._park = False
         if self.phase is WorkerPhase.RUNNING:
@@ -150,33 +128,37 @@ class WorkerCore:
         elif self.phase is not WorkerPhase.STOPPING:
             self._apply_or_answer()
 
-    def _obeys(self, asked: worker_events.HolderAsks, generation: int) -> bool:
-        why = self.refusal(asked.peer, generation)
+    def _obeys(self, request: int, peer: str, generation: int) -> bool:
+        why = self.refusal(peer, generation)
         if why is None and self.running is not None and generation <= self.running.generation:
             why = f"generation {generation} is over: generation {self.running.generation} has begun"
         if why is None and self.prepared is not None and generation <= self.prepared.generation:
             why = f"generation {generation} is prepared already"
         if why is not None:
-            self._refuse(asked, why)
+            self._refuse(request, peer, why)
             return False
-        self._holder = asked.peer
+        self._holder = peer
         self.generation = generation
         return True
 
-    def _refuse(self, asked: worker_events.HolderAsks, reason: str) -> None:
+    def _refuse(self, request: int, peer: str, reason: str) -> None:
         self.refused += 1
-        self._out.append(worker_instructions.RefuseCommand(asked.request, asked.peer, reason))
+        self._port.refuse(request, peer, reason)
 
     def _stop(self) -> None:
-        assert self.running is not None
-        self.phase = WorkerPhase.STOPPING
+        self._enter(WorkerPhase.STOPPING)
         self._keeps.clear()
-        self._out.append(worker_instructions.StopStages(self.running.generation))
+        self._port.stop_stages()
 
-    def _on_stopped(self, held: tuple[StateEntry, ...]) -> None:
+    def stopped(self, held: tuple[StateEntry, ...]) -> None:
+        """Nothing of the old generation runs any more, in no thread.
+
+        Args:
+            held: LIVE holdings; none of what is torn.
+        """
         if self.phase is not WorkerPhase.STOPPING:
             return
-        self.phase = WorkerPhase.STOPPED
+        self._enter(WorkerPhase.STOPPED)
         self._trained.are(held)
         if self._left_out:
             self._left_out = False
@@ -191,33 +173,25 @@ class WorkerCore:
         asked = self._asked
         if asked is None or self._trained.are_catching_up or self._rebuilds:
             return
-        self.phase = WorkerPhase.STOPPED
-        if asked.apply is not None and self._trained.are_ready_for(asked.apply):
-            self._trained.catch_up(asked.apply)
-            generation = asked.apply.computed
-            self._out.append(
-                worker_instructions.ApplyUpdate(
-                    generation, asked.apply, asked.coefficient, keep=False
-                )
-            )
-            return
-        if asked.rebuild is not None:
+        self._enter(WorkerPhase.STOPPED)
+        version = asked.apply
+        if version is not None and self._trained.are_ready_for(version):
+            self._trained.catch_up(version)
+            self._port.apply_update(version.computed, version, asked.coefficient, keep=False)
+        elif asked.rebuild is not None:
             self._rebuilds = True
-            self._out.append(worker_instructions.RebuildStage(asked.request, asked.rebuild))
-            return
-        self._asked = None
-        self._out.append(
-            worker_instructions.AnswerStateReport(
-                asked.request, asked.peer, self.generation, self.holdings
-            )
-        )
+            self._port.rebuild_stage(asked.request, asked.rebuild)
+        else:
+            self._asked = None
+            self._port.answer_state(asked.request, asked.peer, self.holdings)
 
-    def _on_rebuilt(self, rebuilt: worker_events.RebuildDone) -> None:
-        asked, what = self._asked, rebuilt.what
-        if asked is None or not self._rebuilds or asked.request != rebuilt.request:
+    def rebuilt(self, request: int, what: Rebuild, *, is_here: bool) -> None:
+        """What was asked for with that request is here now, or could not be made."""
+        asked = self._asked
+        if asked is None or not self._rebuilds or asked.request != request:
             return  # no peer waits for it
         self._rebuilds = False
-        if rebuilt.is_here:
+        if is_here:
             for holding in what.made:
                 self._copies.put(holding)
         self._asked = dataclasses.replace(asked, rebuild=None)
@@ -225,60 +199,75 @@ class WorkerCore:
 
     # -- preparing -------------------------------------------------------------------------
 
-    def _on_prepare(self, asked: worker_events.PrepareAsked) -> None:
-        placed = asked.placed
-        if placed.holder != asked.peer:
-            self._refuse(asked, "that plan is another device's")
+    def prepare_asked(
+        self, request: int, peer: str, placed: Placement, fetches: tuple[Fetch, ...]
+    ) -> None:
+        """The holder wants this device's part of `placed` fetched and built."""
+        if placed.holder != peer:
+            self._refuse(request, peer, "that plan is another device's")
             return
-        if not self._obeys(asked, placed.generation):
+        if not self._obeys(request, peer, placed.generation):
             return
         if self.phase in (WorkerPhase.RUNNING, WorkerPhase.STOPPING) or self._asked is not None:
-            self._refuse(asked, "this device has not stopped: ask for its inventory first")
+            self._refuse(request, peer, "this device has not stopped: ask for its inventory first")
             return
         self._abandon_preparation()
-        self.phase = WorkerPhase.PREPARING
-        self.prepared, self._preparing = placed, asked
-        self._out += self._copies.drop({StateKind.FETCHED}, but=(placed.version,))
-        self._out.append(
-            worker_instructions.FetchParts(placed.generation, placed.version, asked.fetches)
+        self.prepared, self._preparing = placed, (request, peer)
+        self._enter(WorkerPhase.PREPARING)
+        self._copies.drop({StateKind.FETCHED}, but=(placed.version,))
+        self._port.fetch_parts(placed.generation, placed.version, fetches)
+
+    def _prepares(self, generation: int) -> bool:
+        """Else it is of a preparation that was abandoned."""
+        prepared = self.prepared
+        return (
+            self._preparing is not None
+            and prepared is not None
+            and prepared.generation == generation
         )
 
-    def _on_preparation(self, event: worker_events.AboutPreparation) -> None:
-        asked, placed = self._preparing, self.prepared
-        if asked is None or placed is None or event.generation != placed.generation:
-            return  # of a preparation that was abandoned
-        match event:
-            case worker_events.PartFetched(_, first, end, version):
-                if version == placed.version:
-                    self._copies.put(StateEntry(first, end, version, StateKind.FETCHED))
-            case worker_events.Fetched(generation):
-                self._out.append(worker_instructions.BuildStages(generation))
-            case worker_events.Built(generation):
-                self.phase = WorkerPhase.READY
-                self._preparing = None
-                self._out.append(
-                    worker_instructions.AnswerReady(asked.request, asked.peer, generation)
-                )
-            case worker_events.PrepareFailed(generation):
-                self.phase = WorkerPhase.STOPPED
-                self.prepared = self._preparing = None
-                self._out.append(
-                    worker_instructions.AnswerReady(asked.request, asked.peer, generation, event)
-                )
+    def part_fetched(self, generation: int, first: int, end: int, version: Version) -> None:
+        """Units [first, end) arrived whole."""
+        if self._prepares(generation) and self.prepared and self.prepared.version == version:
+            self._copies.put(StateEntry(first, end, version, StateKind.FETCHED))
+
+    def fetched(self, generation: int) -> None:
+        """Everything arrived."""
+        if self._prepares(generation):
+            self._port.build_stages(generation)
+
+    def built(self, generation: int) -> None:
+        """The stages stand."""
+        if self._prepares(generation):
+            self._enter(WorkerPhase.READY)
+            self._answer_ready(None)
+
+    def prepare_failed(self, generation: int, trouble: PrepareFailed) -> None:
+        """They will not."""
+        if self._prepares(generation):
+            self.prepared = None
+            self._enter(WorkerPhase.STOPPED)
+            self._answer_ready(trouble)
+
+    def _answer_ready(self, trouble: PrepareFailed | None) -> None:
+        assert self._preparing is not None
+        answer, self._preparing = self._preparing, None
+        self._port.answer_ready(*answer, trouble)
 
     def _abandon_preparation(self) -> None:
         if self.prepared is None:
             return
         if self._preparing is not None:
-            self._refuse(self._preparing, "asked again since")
-        self._out.append(worker_instructions.CancelPrepare(self.prepared.generation))
+            self._refuse(*self._preparing, "asked again since")
+        self._port.cancel_prepare()
         self._abandoned = self.prepared
         self.prepared = self._preparing = None
-        self.phase = WorkerPhase.STOPPED
+        self._enter(WorkerPhase.STOPPED)
 
     # -- beginning -------------------------------------------------------------------------
 
-    def _on_begin(self, peer: str, generation: int) -> None:
+    def begin(self, peer: str, generation: int) -> None:
+        """The holder says that `generation` is in force."""
         begun = self.running is not None and generation <= self.running.generation
         if begun or generation < self.generation or peer != self._holder:
             self.refused += not begun
@@ -288,61 +277,74 @@ class WorkerCore:
                 self._begin(self.prepared)
         elif self._abandoned is not None and self._abandoned.gives_part(self._device, generation):
             # the holder believes that it still stands: all of it would wait for this device
-            self._out += [
-                worker_instructions.ReportLink(peer, generation, peer, back)
-                for back in (False, True)
-            ]
+            for back in (False, True):
+                self._port.report_link(peer, generation, peer, back=back)
         else:
             self._leave_generation(generation)
 
     def _begin(self, placed: Placement) -> None:
         self.running, self.prepared = placed, None
         self._links.begin()
-        self.phase = WorkerPhase.RUNNING
         self._copies.begin()
         self._trained.begin(placed.ranges_of(self._device), placed.version)
-        self._out.append(worker_instructions.StartStages(placed))
-        self._out += self._copies.drop({StateKind.FETCHED})
+        self._enter(WorkerPhase.RUNNING)
+        self._port.start_stages(placed)
+        self._copies.drop({StateKind.FETCHED})
         # copies that never came to count; the one to go back to and the one we begin with stay
-        self._out += self._copies.drop(
-            {StateKind.KEPT, StateKind.REPLICA}, but=(placed.stable, placed.version)
-        )
+        self._copies.drop({StateKind.KEPT, StateKind.REPLICA}, but=(placed.stable, placed.version))
         if placed.keeps:
-            self._out.append(worker_instructions.TakeSnapshot(placed.generation, placed.version))
+            self._port.copy_stages(placed.version)
 
     def _leave_generation(self, generation: int) -> None:
         """A generation began without this device: what it trained is of no use any more."""
         self._abandon_preparation()
         self.generation = max(self.generation, generation)
-        self._out += self._copies.drop({StateKind.FETCHED})
+        self._copies.drop({StateKind.FETCHED})
+        self._left_out = self.phase in (WorkerPhase.RUNNING, WorkerPhase.STOPPING)
         if self.phase is WorkerPhase.RUNNING:
             self._stop()
-        self._left_out = self.phase is WorkerPhase.STOPPING
-        if not self._left_out:
+        elif not self._left_out:
             self._free_live()
 
     def _free_live(self) -> None:
         if self._trained.holdings:
-            self._out.append(worker_instructions.DropState(self._trained.holdings))
+            self._port.drop_state(self._trained.holdings)
         self._trained.clear()
-        self.phase = WorkerPhase.IDLE
+        self._enter(WorkerPhase.IDLE)
 
     # -- rounds ----------------------------------------------------------------------------
 
-    def _on_order(self, order: worker_events.RoundOrdered) -> None:
-        prepared = self.prepared
-        if prepared is not None and order.generation == prepared.generation:
-            self._on_begin(order.peer, order.generation)  # it overtook `generation.begin`
-        if self._is_of_running(order.peer, order.generation):
-            self._keeps[order.step] = order.keep
-            self._keeps.pop(order.step - ORDERS_REMEMBERED, None)
-            if order.keep and order.stay is not None:
-                self._out += self._copies.drop({StateKind.KEPT, StateKind.REPLICA}, but=order.stay)
-            if order.keep and not order.offer:
-                self._copies.keep_to_itself(Version(order.step + 1, order.generation))
-            self._out.append(
-                worker_instructions.QueueRound(order.generation, order.step, order.keep)
-            )
+    def round_ordered(
+        self,
+        peer: str,
+        generation: int,
+        step: int,
+        *,
+        keep: bool = False,
+        stay: tuple[Version, ...] | None = None,
+        offer: bool = True,
+    ) -> bool:
+        """The holder orders the round that turns version `step` into the next.
+
+        Returns whether it is to be done, after those before it.
+
+        Args:
+            keep: keep a copy of the version that it gives.
+            stay: with it: versions that stay, all other copies go first; None = says nothing of
+                them.
+            offer: with it: let the backup peers have it.
+        """
+        if self.prepared is not None and generation == self.prepared.generation:
+            self.begin(peer, generation)  # it overtook `generation.begin`
+        if not self._is_of_running(peer, generation):
+            return False
+        self._keeps[step] = keep
+        self._keeps.pop(step - ORDERS_REMEMBERED, None)
+        if keep and stay is not None:
+            self._copies.drop({StateKind.KEPT, StateKind.REPLICA}, but=stay)
+        if keep and not offer:
+            self._copies.keep_to_itself(Version(step + 1, generation))
+        return True
 
     def _is_of_running(self, peer: str, generation: int) -> bool:
         running = self.running
@@ -354,73 +356,104 @@ class WorkerCore:
         self.refused += not good
         return good
 
-    def _on_commit(self, commit: worker_events.CommitReceived) -> None:
-        if not self._is_of_running(commit.peer, commit.generation):
+    def commit(
+        self, peer: str, generation: int, step: int, coefficient: Coefficient | None = None
+    ) -> None:
+        """The holder has decided that the update of `step` counts."""
+        if not self._is_of_running(peer, generation):
             return
-        version = Version(commit.step + 1, commit.generation)
+        version = Version(step + 1, generation)
         if not self._trained.commit(version):
             self.refused += 1
             return
-        keep = self._keeps.pop(commit.step, False)
-        self._out.append(
-            worker_instructions.ApplyUpdate(commit.generation, version, commit.coefficient, keep)
-        )
+        keep = self._keeps.pop(step, False)
+        self._port.apply_update(generation, version, coefficient, keep=keep)
 
-    def _on_seat(self, event: worker_events.AboutSeat) -> None:
-        running, is_running = self.running, self.phase is WorkerPhase.RUNNING
-        if running is None or event.generation != running.generation:
-            return
-        is_known = self._trained.note(event, is_running=is_running)
-        if is_known and not is_running and self.phase is not WorkerPhase.STOPPING:
+    def gradients_ready(self, generation: int, first: int, step: int) -> None:
+        """Those of the stage that begins with unit `first` are complete for that step."""
+        if self._has_seat(generation, first) and self.phase is WorkerPhase.RUNNING:
+            self._trained.gradients_ready(generation, first, step)
+
+    def applied(
+        self, generation: int, first: int, version: Version, coefficient: Coefficient | None = None
+    ) -> None:
+        """The stage that begins with unit `first` is at `version`."""
+        if self._has_seat(generation, first):
+            self._trained.applied(first, version, coefficient)
+            self._caught_up()
+
+    def torn(self, generation: int, first: int) -> None:
+        """An update failed half-way: the stage that begins with unit `first` is of no use."""
+        if self._has_seat(generation, first):
+            self._trained.torn(first)
+            self._caught_up()
+
+    def _has_seat(self, generation: int, first: int) -> bool:
+        running = self.running
+        return running is not None and generation == running.generation and self._trained.has(first)
+
+    def _caught_up(self) -> None:
+        if self.phase not in (WorkerPhase.RUNNING, WorkerPhase.STOPPING):
             self._apply_or_answer()
 
     # -- copies ----------------------------------------------------------------------------
+    # Once the job is over, what was under way has no place any more.
 
-    def _on_copies(self, event: worker_events.AboutCopies) -> None:
+    def copied(self, first: int, end: int, version: Version) -> None:
+        """A copy of units [first, end) of an own stage stands."""
         if self._holder is None:
-            return  # the job is over: what was under way has no place any more
-        match event:
-            case worker_events.SnapshotTaken(first, end, version):
-                self._copies.put(StateEntry(first, end, version, StateKind.KEPT))
-                if self.phase is WorkerPhase.RUNNING and self.running is not None:
-                    self._out += self._copies.offer(self.running, first, end, version)
-            case worker_events.OfferReceived(peer, generation, first, end, version):
-                # a device notified late of a generation is only prepared for it
-                plan = self.running if self.phase is WorkerPhase.RUNNING else self.prepared
-                if plan and plan.generation == generation and (first, end) in plan.ranges_of(peer):
-                    self._out.append(
-                        worker_instructions.CollectSnapshot(peer, generation, first, end, version)
-                    )
-            case worker_events.SnapshotCollected(generation, first, end, version):
-                self._copies.put(StateEntry(first, end, version, StateKind.REPLICA))
-                self._report_snapshot(generation, first, end, version)
-            case worker_events.SnapshotFailed(generation, first, end, version, reason):
-                self._report_snapshot(generation, first, end, version, reason)
-            case worker_events.BackupPeerAssigned(peer, generation, first, end, version, keeper):
-                if self._is_of_running(peer, generation) and self.running is not None:
-                    units = (first, end)
-                    self._out += self._copies.offer_to(keeper, self.running, *units, version)
-            case worker_events.RetainReceived(peer, versions):
-                if peer == self._holder and versions:
-                    self._out += self._copies.keep_only(versions)
+            return
+        self._copies.put(StateEntry(first, end, version, StateKind.KEPT))
+        if self.phase is WorkerPhase.RUNNING and self.running is not None:
+            self._copies.offer(self.running, first, end, version)
 
-    def _report_snapshot(
-        self, generation: int, first: int, end: int, version: Version, failed: str | None = None
-    ) -> None:
+    def offered(self, peer: str, copy: StageCopy) -> bool:
+        """`peer` has one to be kept here: whether this device reads it; `collected`."""
+        # a device notified late of a generation is only prepared for it
+        plan = self.running if self.phase is WorkerPhase.RUNNING else self.prepared
+        return (
+            self._holder is not None
+            and plan is not None
+            and plan.generation == copy.generation
+            and (copy.first, copy.end) in plan.ranges_of(peer)
+        )
+
+    def collected(self, copy: StageCopy) -> None:
+        """All of what was offered arrived, and every digest fits."""
+        if self._holder is not None:
+            self._copies.put(StateEntry(copy.first, copy.end, copy.version, StateKind.REPLICA))
+            self._report_copy(copy)
+
+    def copy_failed(self, copy: StageCopy, reason: str) -> None:
+        """One could not be had: an own one, or one offered."""
+        if self._holder is not None:
+            self._report_copy(copy, reason)
+
+    def keeper_assigned(self, peer: str, copy: StageCopy, keeper: str) -> None:
+        """The holder has copies of those units kept by `keeper` from that version on."""
+        if self._holder is not None and self._is_of_running(peer, copy.generation) and self.running:
+            self._copies.offer_to(keeper, self.running, copy)
+
+    def retain(self, peer: str, versions: tuple[Version, ...]) -> None:
+        """The holder names the versions that are to be kept."""
+        if peer == self._holder and versions:
+            self._copies.keep_only(versions)
+
+    def damaged(self, holding: StateEntry) -> None:
+        """A copy does not fit its checksums any more; it has been freed."""
+        self._copies.discard(holding)
+
+    def _report_copy(self, copy: StageCopy, failed: str | None = None) -> None:
         for plan in (self.running, self.prepared):  # notified late: snapshots come early
-            if plan is not None and plan.generation == generation:
-                report = worker_instructions.ReportSnapshot(
-                    plan.holder, generation, first, end, version, failed
-                )
-                self._out.append(report)
+            if plan is not None and plan.generation == copy.generation:
+                self._port.report_copy(plan.holder, copy, failed)
 
     # -- trouble ---------------------------------------------------------------------------
 
-    def _on_holder(self, state: worker_events.HolderState) -> None:
+    def holder_is(self, state: HolderState) -> None:
+        """What became of the holder, or of its job."""
         parked = self._park or self.phase is WorkerPhase.PARKED
-        if state is worker_events.HolderState.ENDED or (
-            state is worker_events.HolderState.LEFT and not parked
-        ):
+        if state is HolderState.ENDED or (state is HolderState.LEFT and not parked):
             self._forget()
         elif parked:
             pass  # another process of that device came and went: the job's own is still missing
@@ -436,24 +469,28 @@ class WorkerCore:
     def _forget(self) -> None:
         """The job is over; only the number of the newest generation stays."""
         self._abandon_preparation()
-        self.phase = WorkerPhase.IDLE
         self.running = self._asked = self._holder = None
         self._rebuilds = False
         self._trained.clear()
         self._copies.clear()
-        self._out.append(worker_instructions.ReleaseJob())
+        self._enter(WorkerPhase.IDLE)
+        self._port.release_job()
 
     def _rest(self) -> None:
         """Keep everything for the holder's next process; where there is nothing, await nothing."""
         self._park = False
         if not self.holdings:
-            self.phase = WorkerPhase.IDLE
+            self._enter(WorkerPhase.IDLE)
         elif self._holder is not None:
-            self.phase = WorkerPhase.PARKED
-            self._out.append(worker_instructions.ReportOrphaned(self._holder))
+            self._enter(WorkerPhase.PARKED)
+            self._port.report_orphaned(self._holder)
 
-    def _on_link(self, event: worker_events.AboutLinks) -> None:
+    def link_ended(self, peer: str) -> None:
+        """The link to `peer` broke: what was queued on it is lost."""
         if self.phase is WorkerPhase.RUNNING and self.running is not None:
-            is_end = isinstance(event, worker_events.LinkEnded)
-            note = self._links.ended if is_end else self._links.started
-            self._out += note(self.running, event.peer)
+            self._links.ended(self.running, peer)
+
+    def link_started(self, peer: str) -> None:
+        """There is a link to `peer`, perhaps again."""
+        if self.phase is WorkerPhase.RUNNING and self.running is not None:
+            self._links.started(self.running, peer)

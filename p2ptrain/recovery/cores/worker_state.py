@@ -9,14 +9,8 @@ import dataclasses
 from collections import deque
 from collections.abc import Collection, Sequence
 
-from p2ptrain.recovery.cores.worker_events import AboutSeat, Applied, GradientsReady, UpdateTorn
-from p2ptrain.recovery.cores.worker_instructions import (
-    DeviceInstruction,
-    DropState,
-    OfferSnapshot,
-    ReportLink,
-    ReportSnapshot,
-)
+from p2ptrain.recovery.commit import Coefficient
+from p2ptrain.recovery.cores.worker_port import StageCopy, WorkerPort
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
@@ -71,24 +65,27 @@ class TrainedStages:
             self._held[first] = dataclasses.replace(holding, ready=None)
         return True
 
-    def note(self, event: AboutSeat, *, is_running: bool) -> bool:
-        """What became of one; returns whether there is such a stage."""
-        holding = self._held.get(event.first)
-        if holding is None:
-            return False
-        match event:
-            case GradientsReady(generation, first, step):
-                if is_running and holding.version.step == step:
-                    ready = Version(step + 1, generation)
-                    self._held[first] = dataclasses.replace(holding, ready=ready)
-            case Applied(_, first, version, coefficient):
-                self._held[first] = dataclasses.replace(
-                    holding, version=version, ready=None, coefficient=coefficient
-                )
-            case UpdateTorn(_, first):
-                del self._held[first]
-        self._catching_up.discard(event.first)
-        return True
+    def has(self, first: int) -> bool:
+        """Whether there is such a stage."""
+        return first in self._held
+
+    def gradients_ready(self, generation: int, first: int, step: int) -> None:
+        """One has all gradients of that step."""
+        holding = self._held[first]
+        if holding.version.step == step:
+            self._held[first] = dataclasses.replace(holding, ready=Version(step + 1, generation))
+
+    def applied(self, first: int, version: Version, coefficient: Coefficient | None) -> None:
+        """One is at that version."""
+        self._held[first] = dataclasses.replace(
+            self._held[first], version=version, ready=None, coefficient=coefficient
+        )
+        self._catching_up.discard(first)
+
+    def torn(self, first: int) -> None:
+        """An update failed half-way: one is of no use any more."""
+        del self._held[first]
+        self._catching_up.discard(first)
 
 
 NOT_OFFERED_LIMIT = 8
@@ -97,15 +94,19 @@ while."""
 
 
 class HeldSnapshots:
-    """See the module. What must go is returned, to be carried out.
+    """See the module.
+
+    Args:
+        port: where what must be done with them is done.
 
     Attributes:
         holdings: KEPT, REPLICA and FETCHED ones.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: WorkerPort) -> None:
         """There are none yet."""
         self.holdings: list[StateEntry] = []
+        self._port = port
         self._keepers: dict[tuple[int, int], str] = {}  # by units, other than the plan says
         self._not_offered: deque[Version] = deque(maxlen=NOT_OFFERED_LIMIT)
 
@@ -129,13 +130,11 @@ class HeldSnapshots:
 
     # -- what goes -------------------------------------------------------------------------
 
-    def drop(
-        self, kinds: Collection[StateKind], *, but: Collection[Version | None] = ()
-    ) -> list[DeviceInstruction]:
+    def drop(self, kinds: Collection[StateKind], *, but: Collection[Version | None] = ()) -> None:
         """Free what is of these kinds, except these versions."""
-        return self._remove([c for c in self.holdings if c.kind in kinds and c.version not in but])
+        self._remove([c for c in self.holdings if c.kind in kinds and c.version not in but])
 
-    def keep_only(self, versions: Collection[Version]) -> list[DeviceInstruction]:
+    def keep_only(self, versions: Collection[Version]) -> None:
         """Free what is older than the newest of them; a younger copy may be on its way to count."""
         newest = max(version.age for version in versions)
         old = [
@@ -145,13 +144,12 @@ class HeldSnapshots:
             and copy.version.age < newest
             and copy.version not in versions
         ]
-        return self._remove(old)
+        self._remove(old)
 
-    def _remove(self, gone: list[StateEntry]) -> list[DeviceInstruction]:
-        if not gone:
-            return []
-        self.holdings = [copy for copy in self.holdings if copy not in gone]
-        return [DropState(tuple(gone))]
+    def _remove(self, gone: list[StateEntry]) -> None:
+        if gone:
+            self.holdings = [copy for copy in self.holdings if copy not in gone]
+            self._port.drop_state(tuple(gone))
 
     # -- messages to others ----------------------------------------------------------------
 
@@ -160,29 +158,24 @@ class HeldSnapshots:
         them."""
         self._not_offered.append(version)
 
-    def offer(
-        self, running: Placement, first: int, end: int, version: Version
-    ) -> list[DeviceInstruction]:
+    def offer(self, running: Placement, first: int, end: int, version: Version) -> None:
         """An own copy stands: its backup peer should have it, or, where there is none, it
         counts."""
         if version in self._not_offered:
-            return []
+            return
+        copy = StageCopy(running.generation, first, end, version)
         keeper = self._keepers.get((first, end)) or running.keeper_of(first, end)
         if keeper is not None:
-            return [OfferSnapshot(keeper, running.generation, first, end, version)]
-        if running.protects:
-            return [ReportSnapshot(running.holder, running.generation, first, end, version)]
-        return []
+            self._port.offer_copy(keeper, copy)
+        elif running.protects:
+            self._port.report_copy(running.holder, copy, None)
 
-    def offer_to(
-        self, keeper: str, running: Placement, first: int, end: int, version: Version
-    ) -> list[DeviceInstruction]:
-        """Copies of units [first, end) go to another backup peer from now on, the present one
-        too."""
-        self._keepers[first, end] = keeper
-        if StateEntry(first, end, version, StateKind.KEPT) not in self.holdings:
-            return []
-        return self.offer(running, first, end, version)
+    def offer_to(self, keeper: str, running: Placement, copy: StageCopy) -> None:
+        """Copies of those units go to another backup peer from now on, the present one too."""
+        self._keepers[copy.first, copy.end] = keeper
+        place = (copy.first, copy.end, copy.version)
+        if StateEntry(*place, StateKind.KEPT) in self.holdings:
+            self.offer(running, *place)
 
 
 class PartnerLinks:
@@ -190,26 +183,27 @@ class PartnerLinks:
 
     Args:
         device: own id.
+        port: where a broken one is reported.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, port: WorkerPort) -> None:
         self._device = device
+        self._port = port
         self._broken: set[str] = set()  # peers
 
     def begin(self) -> None:
         """A generation begins: what broke before is known."""
         self._broken.clear()
 
-    def ended(self, running: Placement, peer: str) -> list[DeviceInstruction]:
+    def ended(self, running: Placement, peer: str) -> None:
         """The link to `peer` broke. The holder sees its own links."""
-        if running.holder in (peer, self._device) or peer not in running.partners_of(self._device):
-            return []
-        self._broken.add(peer)
-        return [ReportLink(running.holder, running.generation, peer)]
+        holder = running.holder
+        if self._device != holder != peer and peer in running.partners_of(self._device):
+            self._broken.add(peer)
+            self._port.report_link(holder, running.generation, peer, back=False)
 
-    def started(self, running: Placement, peer: str) -> list[DeviceInstruction]:
+    def started(self, running: Placement, peer: str) -> None:
         """There is a link to `peer`, perhaps again."""
-        if peer not in self._broken:
-            return []
-        self._broken.discard(peer)
-        return [ReportLink(running.holder, running.generation, peer, back=True)]
+        if peer in self._broken:
+            self._broken.discard(peer)
+            self._port.report_link(running.holder, running.generation, peer, back=True)

@@ -1,114 +1,111 @@
-"""Shells of the simulator: a holder's way to a new generation, and how it has a plan made."""
+"""Ports of the simulator: a holder's way to a new generation, and how it has a plan made."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any, ParamSpec
 
-from p2ptrain.recovery.cores import holder_events, planner_core, reconfigure_events
-from p2ptrain.recovery.cores.worker_events import PrepareFailed
+from p2ptrain.recovery.choose_version import RollForward, VersionChoice
+from p2ptrain.recovery.cores import holder_events, planner_core
+from p2ptrain.recovery.cores.reconfigure_core import MakePlan
+from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import (
     GenerationRequest,
+    PrepareFailed,
     ReconfigureFailure,
     ReconfigureReason,
 )
-from p2ptrain.recovery.placement import PlacedStage
+from p2ptrain.recovery.placement import PlacedStage, Placement
+from p2ptrain.recovery.rebuild_plan import Rebuild
 
 if TYPE_CHECKING:
     from tests.simulation.recovery.holder import Holder
     from tests.simulation.recovery.node import Node
 
+P = ParamSpec("P")
+
 
 class Changing:
-    """One request of a holder; a newer one cancels it."""
+    """One request of a holder, and its core's port; a newer one cancels it."""
 
     def __init__(self, node: Holder, ask: GenerationRequest) -> None:
         self._node = node
         self._ask = ask
         self._is_leave = ask.reason is ReconfigureReason.LEAVE and bool(ask.without)
         alive = {node.id, *(p for p, alive in node.alive.items() if alive)}
-        self._core = node.change_type(ask, frozenset(alive))
+        self._core = node.change_type(ask, frozenset(alive), self)
 
     def start(self) -> None:
         """Ask everybody."""
-        if self._node.change is self:
-            self._do(self._core.start())
+        self._feed(self._core.start)
 
     def on_died(self, peer: str) -> None:
         """A device is dead."""
-        self._feed(reconfigure_events.MemberGone(peer))
+        self._feed(self._core.gone, peer)
 
-    def _feed(self, event: reconfigure_events.ChangeEvent) -> None:
+    def _feed(self, event: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
         if self._node.change is self:
-            self._do(self._core.handle(event))
-
-    def _do(self, out: list[reconfigure_events.ChangeInstruction]) -> None:
-        for instruction in out:
-            self._node.world.failpoint(self._node)
-            match instruction:
-                case reconfigure_events.AskStateReport():
-                    self._ask_inventory(instruction)
-                case reconfigure_events.MakePlan():
-                    self._plan(instruction)
-                case reconfigure_events.PrepareDevice():
-                    self._prepare(instruction)
-                case reconfigure_events.ReconfigurationReady(number, placed, choice):
-                    self._tell(holder_events.GenerationReady(number, placed, choice))
-                case ReconfigureFailure():
-                    self._tell(instruction)
+            event(*args, **kwargs)
 
     def _tell(self, event: holder_events.HolderEvent) -> None:
+        self._node.world.failpoint(self._node)
         self._node.later(0.001, "changed", lambda: self._node.tell(event))
 
-    def _ask_inventory(self, asked: reconfigure_events.AskStateReport) -> None:
-        device, generation, forward = asked.device, asked.generation, asked.forward
+    def generation_ready(self, placed: Placement, choice: VersionChoice) -> None:
+        """See `ChangePort`, as of all that follow."""
+        self._tell(holder_events.GenerationReady(self._ask.number, placed, choice))
+
+    def refused(self, failure: ReconfigureFailure) -> None:
+        """In a moment."""
+        self._tell(failure)
+
+    def ask_state(
+        self,
+        device: str,
+        generation: int,
+        forward: RollForward | None = None,
+        rebuild: Rebuild | None = None,
+    ) -> None:
+        """Over the network."""
 
         def got(fields: dict[str, Any] | None) -> None:
             if fields is None or "inventory" not in fields:
-                reason = "no link" if fields is None else fields["refused"]
-                self._feed(reconfigure_events.StateReportFailed(generation, device, reason))
+                self._feed(self._core.no_report, generation, device)
             else:
-                self._feed(reconfigure_events.StateReported(generation, fields["inventory"]))
+                self._feed(self._core.state_reported, generation, fields["inventory"])
 
-        self._node.call(
-            device,
-            "inventory",
-            got,
-            generation=generation,
-            apply=None if forward is None else forward.version,
-            coefficient=None,
-            rebuild=asked.rebuild,
-        )
+        self._node.world.failpoint(self._node)
+        asked = {"apply": None if forward is None else forward.version, "rebuild": rebuild}
+        self._node.call(device, "inventory", got, generation=generation, coefficient=None, **asked)
 
-    def _prepare(self, order: reconfigure_events.PrepareDevice) -> None:
-        generation, device = order.placed.generation, order.device
+    def prepare(
+        self, placed: Placement, wanted: Mapping[str, tuple[Fetch, ...]], *, gathers: bool
+    ) -> None:
+        """Over the network."""
+        for device in placed.devices:
+            self._node.world.failpoint(self._node)
+            got = partial(self._ready, placed.generation, device)
+            self._node.call(device, "prepare", got, placed=placed, fetches=wanted[device])
 
-        def got(fields: dict[str, Any] | None) -> None:
-            trouble = PrepareFailed(generation, "no link", device) if fields is None else None
-            if fields is not None and "refused" in fields:
-                trouble = PrepareFailed(generation, fields["refused"], device)
-            elif fields is not None:
-                trouble = fields["trouble"]
-            self._feed(reconfigure_events.DeviceReady(generation, device, trouble))
+    def _ready(self, generation: int, device: str, fields: dict[str, Any] | None) -> None:
+        trouble = PrepareFailed("no link", device) if fields is None else None
+        if fields is not None and "refused" in fields:
+            trouble = PrepareFailed(fields["refused"], device)
+        elif fields is not None:
+            trouble = fields["trouble"]
+        self._feed(self._core.ready, generation, device, trouble)
 
-        self._node.call(device, "prepare", got, placed=order.placed, fetches=order.fetches)
-
-    def _plan(self, order: reconfigure_events.MakePlan) -> None:
+    def make_plan(self, make: MakePlan) -> None:
         """Any plan will do: a random one, where the present one cannot stay."""
-        node = self._node
+        node, planned = self._node, partial(self._feed, self._core.planned, make.generation)
+        node.world.failpoint(node)
         if self._is_leave and node.world.rng.random() < node.world.no_plan_share:
-            self._feed(reconfigure_events.PlanFailed(order.generation, "no plan fits without it"))
-            return
-        if order.present is not None:
-            stages = order.present.stages
-            self._feed(reconfigure_events.PlanMade(order.generation, stages))
-            return
-        devices = sorted(order.devices)
-        Asking(
-            node,
-            devices,
-            lambda stages: self._feed(reconfigure_events.PlanMade(order.generation, stages)),
-        ).start()
+            self._feed(self._core.no_plan, make.generation, "no plan fits without it")
+        elif make.present is not None:
+            planned(make.present.stages)
+        else:
+            Asking(node, sorted(make.devices), planned).start()
 
 
 class Asking:

@@ -13,6 +13,7 @@ from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
 from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
 from p2ptrain.recovery.cores.planner_core import PlannerCore
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
+from p2ptrain.recovery.cores.worker_port import StageCopy
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.state_report import StateKind
@@ -253,18 +254,15 @@ class Holder(Node):
         if self.draining:
             self.tell(holder_events.RoundsDrained())
 
-    def _on_kept(
-        self, peer: str, generation: int, first: int, end: int, version: Version, failed: str | None
-    ) -> None:
-        for result in self.keeping.acknowledged(peer, generation, (first, end), version, failed):
+    def _on_kept(self, peer: str, copy: StageCopy, failed: str | None) -> None:
+        units = (copy.first, copy.end)
+        for result in self.keeping.acknowledged(peer, copy.generation, units, copy.version, failed):
             match result:
                 case snapshot_tracker.SnapshotComplete(version):
                     self.tell(holder_events.SnapshotStable(version))
                 case snapshot_tracker.TryBackupPeer(owner, keeper):
-                    units = {"first": result.first, "end": result.end, "version": version}
-                    self.world.send(
-                        self.id, owner, "keeper", generation=generation, keeper=keeper, **units
-                    )
+                    again = StageCopy(copy.generation, result.first, result.end, result.version)
+                    self.world.send(self.id, owner, "keeper", copy=again, keeper=keeper)
                 case snapshot_tracker.SnapshotAbandoned():
                     self.abandoned += 1
 

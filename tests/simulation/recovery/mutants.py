@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from p2ptrain.recovery.cores import worker_events, worker_instructions
+from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
-from p2ptrain.recovery.cores.reconfigure_events import ChangeEvent, ChangeInstruction, StateReported
 from p2ptrain.recovery.cores.worker_core import WorkerCore
+from p2ptrain.recovery.cores.worker_port import StageCopy
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.snapshot_tracker import KeepingResult, SnapshotTracker
 from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
@@ -22,31 +22,27 @@ from tests.simulation.recovery.run import Build
 class AppliesInAnyGeneration(WorkerCore):
     """Takes a commit of whatever generation for the one that runs."""
 
-    def _on_commit(self, commit: worker_events.CommitReceived) -> None:
+    def commit(
+        self, peer: str, generation: int, step: int, coefficient: Coefficient | None = None
+    ) -> None:
         if self.running is not None and self._trained.holdings:
-            version = Version(commit.step + 1, self.running.generation)
-            self._out.append(
-                worker_instructions.ApplyUpdate(self.running.generation, version, None, keep=False)
-            )
+            version = Version(step + 1, self.running.generation)
+            self._port.apply_update(self.running.generation, version, None, keep=False)
 
 
 class AppliesWhenOrdered(WorkerCore):
     """Does not wait for the commit."""
 
-    def _on_seat(self, event: worker_events.AboutSeat) -> None:
-        super()._on_seat(event)
-        if isinstance(event, worker_events.GradientsReady):
-            version = Version(event.step + 1, event.generation)
-            self._out.append(
-                worker_instructions.ApplyUpdate(event.generation, version, None, keep=False)
-            )
+    def gradients_ready(self, generation: int, first: int, step: int) -> None:
+        super().gradients_ready(generation, first, step)
+        self._port.apply_update(generation, Version(step + 1, generation), None, keep=False)
 
 
 class ObeysAnyCommand(WorkerCore):
     """Stops and prepares for whatever number comes."""
 
-    def _obeys(self, asked: worker_events.HolderAsks, generation: int) -> bool:
-        self._holder, self.generation = asked.peer, generation
+    def _obeys(self, request: int, peer: str, generation: int) -> bool:
+        self._holder, self.generation = peer, generation
         return True
 
 
@@ -55,7 +51,7 @@ class ForgetsWhenParked(WorkerCore):
 
     def _rest(self) -> None:
         self._free_live()
-        self._out += self._copies.drop({StateKind.KEPT, StateKind.REPLICA})
+        self._copies.drop({StateKind.KEPT, StateKind.REPLICA})
         super()._rest()
 
 
@@ -70,10 +66,9 @@ class SendsTheNewest(Node):
 class DropsTooEarly(WorkerCore):
     """Frees the version to go back to as soon as it has copied a newer one."""
 
-    def _on_copies(self, event: worker_events.AboutCopies) -> None:
-        super()._on_copies(event)
-        if isinstance(event, worker_events.SnapshotTaken):
-            self._out += self._copies.keep_only([event.version])
+    def copied(self, first: int, end: int, version: Version) -> None:
+        super().copied(first, end, version)
+        self._copies.keep_only([version])
 
 
 class AnswersWithoutStopping(Node):
@@ -101,10 +96,8 @@ class ReadsAnyVersion(Node):
 class AcknowledgesEarly(Node):
     """Says that a copy is whole when its first unit has come."""
 
-    def _collect(self, order: worker_instructions.CollectSnapshot) -> None:
-        self.feed(
-            worker_events.SnapshotCollected(order.generation, order.first, order.end, order.version)
-        )
+    def _collect(self, peer: str, copy: StageCopy) -> None:
+        self.feed(self.core.collected, copy)
 
 
 class TrustsTheFirst(SnapshotTracker):
@@ -142,10 +135,8 @@ class TrustsTheFirstHolder(Holder):
 class RollsForwardAlone(ChangeCore):
     """Has whoever is ready apply, though nobody has."""
 
-    def handle(self, event: ChangeEvent) -> list[ChangeInstruction]:
-        if isinstance(event, StateReported):
-            event = StateReported(event.generation, _applied(event.inventory))
-        return super().handle(event)
+    def state_reported(self, generation: int, report: StateReport) -> None:
+        super().state_reported(generation, _applied(report))
 
 
 def _applied(inventory: StateReport) -> StateReport:
@@ -161,12 +152,9 @@ def _applied(inventory: StateReport) -> StateReport:
 class MixesHistories(ChangeCore):
     """Takes a step for a version, whoever computed it."""
 
-    def handle(self, event: ChangeEvent) -> list[ChangeInstruction]:
-        if isinstance(event, StateReported):
-            inventory = event.inventory
-            merged = tuple(self._merged(holding) for holding in inventory.holdings)
-            event = StateReported(event.generation, dataclasses.replace(inventory, holdings=merged))
-        return super().handle(event)
+    def state_reported(self, generation: int, report: StateReport) -> None:
+        merged = tuple(self._merged(holding) for holding in report.holdings)
+        super().state_reported(generation, dataclasses.replace(report, holdings=merged))
 
     def _merged(self, holding: StateEntry) -> StateEntry:
         eras = self._ask.past.lineage.eras

@@ -1,4 +1,4 @@
-"""A simulated device: the shells around the cores, a compute thread, memory that holds numbers."""
+"""A simulated device: a worker's port, a compute thread, memory that holds numbers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
-from typing import Any
+from typing import Any, ParamSpec
 
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY, MemoryShortage
-from p2ptrain.recovery.cores import worker_events, worker_instructions
+from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.cores.worker_core import WorkerCore
+from p2ptrain.recovery.cores.worker_port import HolderState, StageCopy, StateReportAsked
 from p2ptrain.recovery.fetch_plan import Fetch
+from p2ptrain.recovery.generation_request import PrepareFailed
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
@@ -21,6 +23,9 @@ from tests.simulation.recovery.truth import backward, forward, mix
 from tests.simulation.recovery.world import World
 
 PASSED_OVER_SECONDS = 600.0
+SHORT = MemoryShortage(NO_MEMORY)
+
+P = ParamSpec("P")
 
 
 @dataclass(slots=True)
@@ -79,7 +84,7 @@ class Plans(Enum):
 
 
 class Node:
-    """One device. What a process knows goes with it; `instance` counts processes."""
+    """One device, its core's port. What a process knows goes with it; `instance` counts them."""
 
     core_type: type[WorkerCore] = WorkerCore
     flushes = True
@@ -102,7 +107,7 @@ class Node:
         self.instance += 1
         self.runs, self.frozen, self.left = True, False, False
         self.alive, self.follows = {}, None
-        self.core = self.core_type(self.id)
+        self.core = self.core_type(self.id, self)
         self.seats: dict[int, Seat] = {}
         self.next_seats: dict[int, Seat] = {}
         self.copies: dict[StateEntry, tuple[int, ...]] = {}
@@ -155,13 +160,13 @@ class Node:
     def on_link_lost(self, peer: str) -> None:
         """A link broke."""
         self._fail_calls(peer)
-        self.feed(worker_events.LinkEnded(peer))
+        self.feed(self.core.link_ended, peer)
 
     def on_died(self, peer: str, *, certain: bool) -> None:
         """A device is dead."""
         self._fail_calls(peer)
         if peer == self.core.holder:
-            self.feed(worker_events.HolderChanged(worker_events.HolderState.GONE))
+            self.feed(self.core.holder_is, HolderState.GONE)
 
     def on_left(self, peer: str) -> None:
         """A device said goodbye."""
@@ -202,9 +207,9 @@ class Node:
                 number = fields.pop("number")
                 self._answered(number, fields)
             case "inventory":
-                self.feed(worker_events.StateReportAsked(peer=peer, **fields))
+                self.feed(self.core.state_asked, StateReportAsked(peer=peer, **fields))
             case "prepare":
-                self.feed(worker_events.PrepareAsked(peer=peer, **fields))
+                self.feed(self.core.prepare_asked, peer=peer, **fields)
             case "plan":
                 self._on_plan(peer, **fields)
             case "works":
@@ -214,21 +219,21 @@ class Node:
                 if peer == self.core.holder:
                     self.world.distrust(self.id, fields["device"], PASSED_OVER_SECONDS)
             case "begin":
-                self.feed(worker_events.BeginReceived(peer, fields["generation"]))
+                self.feed(self.core.begin, peer, fields["generation"])
             case "order":
                 stay = fields.pop("stay")
                 if fields["keep"]:
-                    self.feed(worker_events.RetainReceived(peer, stay))
-                self.feed(worker_events.RoundOrdered(peer, **fields))
+                    self.feed(self.core.retain, peer, stay)
+                self.feed(self._ordered, peer, stay, **fields)
             case "commit":
-                self.feed(worker_events.CommitReceived(peer, **fields))
+                self.feed(self.core.commit, peer, **fields)
             case "offer":
-                self.feed(worker_events.OfferReceived(peer, **fields))
+                self.feed(self._offered, peer, fields["copy"])
             case "keeper":
-                self.feed(worker_events.BackupPeerAssigned(peer, **fields))
+                self.feed(self.core.keeper_assigned, peer, **fields)
             case "keep":
                 versions = fields["versions"]
-                self.feed(worker_events.RetainReceived(peer, versions))
+                self.feed(self.core.retain, peer, versions)
                 if peer == self.core.holder and versions:
                     self.log.forget_before(max(versions, key=lambda version: version.age).step)
             case "log":
@@ -236,7 +241,7 @@ class Node:
                 self.reply(peer, fields["request"], sent=number)
             case "end":
                 if peer == self.core.holder:
-                    self.feed(worker_events.HolderChanged(worker_events.HolderState.ENDED))
+                    self.feed(self.core.holder_is, HolderState.ENDED)
             case "read":
                 self._on_read(peer, **fields)
             case "value":
@@ -261,98 +266,102 @@ class Node:
 
     # -- the core --------------------------------------------------------------------------
 
-    def feed(self, event: worker_events.DeviceEvent) -> None:
-        """Hand an event to the core and do what it says."""
+    def feed(self, event: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Tell the core something."""
         self.changed = True
-        for instruction in self.core.handle(event):
-            self._do(instruction)
+        event(*args, **kwargs)
         self._pass_on()
 
-    def _do(self, instruction: worker_instructions.DeviceInstruction) -> None:
-        match instruction:
-            case worker_instructions.AnswerStateReport(request, peer, generation, holdings):
-                inventory = StateReport(
-                    self.id,
-                    generation,
-                    (*holdings, *self.extra_holdings()),
-                    self._linked(),
-                    logged=ReplayWindow(self.log.generation, self.log.since)
-                    if self.log.generation
-                    else None,
-                )
-                self.reply(peer, request, inventory=inventory)
-            case worker_instructions.AnswerReady(request, peer, generation, trouble):
-                self.world.failpoint(self)
-                self.reply(peer, request, trouble=trouble)
-            case worker_instructions.RefuseCommand(request, peer, reason):
-                self.reply(peer, request, refused=reason)
-            case worker_instructions.StopStages(generation):
-                self._stop(generation)
-            case worker_instructions.RebuildStage(request, what):
-                self._rebuild(request, what)
-            case worker_instructions.CancelRebuild():
-                self.rebuilding += 1
-            case worker_instructions.FetchParts():
-                self._fetch(instruction)
-            case worker_instructions.BuildStages(generation):
-                self.later(
-                    self.world.rng.uniform(0.01, 0.2), "build", lambda: self._build(generation)
-                )
-            case worker_instructions.CancelPrepare():
-                self.next_seats.clear()
-                self.early.clear()
-            case worker_instructions.StartStages(placed):
-                self._start(placed)
-            case worker_instructions.QueueRound(_, step, keep):
-                self.orders.append((step, keep))
-                self._work()
-            case worker_instructions.ApplyUpdate():
-                self._apply(instruction)
-            case worker_instructions.TakeSnapshot(generation, version):
-                self._task(lambda: self._copy(version), generation)
-            case worker_instructions.OfferSnapshot(keeper, generation, first, end, version):
-                self.world.send(
-                    self.id,
-                    keeper,
-                    "offer",
-                    generation=generation,
-                    first=first,
-                    end=end,
-                    version=version,
-                )
-            case worker_instructions.CollectSnapshot():
-                self._collect(instruction)
-            case worker_instructions.DropState(holdings):
-                for holding in holdings:
-                    self.copies.pop(holding, None)
-                    if holding.kind is StateKind.LIVE:
-                        self.seats.pop(holding.first, None)
-            case worker_instructions.ReportSnapshot(
-                holder, generation, first, end, version, failed
-            ):
-                copy = {"generation": generation, "first": first, "end": end, "version": version}
-                self.world.send(self.id, holder, "kept", **copy, failed=failed)
-            case worker_instructions.ReportLink(holder, generation, peer, back):
-                self.world.send(
-                    self.id, holder, "link", generation=generation, peer=peer, back=back
-                )
-            case worker_instructions.ReportOrphaned(holder):
-                self.waited_for.append(holder)
-            case worker_instructions.ReleaseJob():
-                self._stop(self.engaged or 0)
-                self.seats.clear()
-                self.copies.clear()
+    def _ordered(
+        self, peer: str, stay: tuple[Version, ...], generation: int, step: int, *, keep: bool
+    ) -> None:
+        if self.core.round_ordered(peer, generation, step, keep=keep):
+            self.orders.append((step, keep))
+            self._work()
+
+    def _offered(self, peer: str, copy: StageCopy) -> None:
+        if self.core.offered(peer, copy):
+            self._collect(peer, copy)
+
+    # -- what the core has done --------------------------------------------------------------
+
+    def answer_state(self, request: int, peer: str, holdings: tuple[StateEntry, ...]) -> None:
+        """See `WorkerPort`, as of all that follow."""
+        inventory = StateReport(
+            self.id,
+            self.core.generation,
+            holdings,
+            self._linked(),
+            logged=ReplayWindow(self.log.generation, self.log.since)
+            if self.log.generation
+            else None,
+        )
+        self.reply(peer, request, inventory=inventory)
+
+    def answer_ready(self, request: int, peer: str, trouble: PrepareFailed | None) -> None:
+        """Over the network."""
+        self.world.failpoint(self)
+        self.reply(peer, request, trouble=trouble)
+
+    def refuse(self, request: int, peer: str, reason: str) -> None:
+        """Over the network."""
+        self.reply(peer, request, refused=reason)
+
+    def cancel_rebuild(self) -> None:
+        """Its steps notice."""
+        self.rebuilding += 1
+
+    def build_stages(self, generation: int) -> None:
+        """It takes a moment."""
+        self.later(self.world.rng.uniform(0.01, 0.2), "build", lambda: self._build(generation))
+
+    def cancel_prepare(self) -> None:
+        """With what has come for it."""
+        self.next_seats.clear()
+        self.early.clear()
+
+    def copy_stages(self, version: Version) -> None:
+        """In the compute thread."""
+        self._task(lambda: self._copy(version))
+
+    def offer_copy(self, peer: str, copy: StageCopy) -> None:
+        """Over the network."""
+        self.world.send(self.id, peer, "offer", copy=copy)
+
+    def drop_state(self, holdings: tuple[StateEntry, ...]) -> None:
+        """At once."""
+        for holding in holdings:
+            self.copies.pop(holding, None)
+            if holding.kind is StateKind.LIVE:
+                self.seats.pop(holding.first, None)
+
+    def report_copy(self, holder: str, copy: StageCopy, failed: str | None) -> None:
+        """Over the network."""
+        self.world.send(self.id, holder, "kept", copy=copy, failed=failed)
+
+    def report_link(self, holder: str, generation: int, peer: str, *, back: bool) -> None:
+        """Over the network."""
+        self.world.send(self.id, holder, "link", generation=generation, peer=peer, back=back)
+
+    def report_orphaned(self, holder: str) -> None:
+        """For the tests."""
+        self.waited_for.append(holder)
+
+    def release_job(self) -> None:
+        """At once."""
+        self.stop_stages()
+        self.seats.clear()
+        self.copies.clear()
+
+    def phase_changed(self) -> None:
+        """Nothing waits for that here."""
 
     def _linked(self) -> frozenset[str]:
         return frozenset(peer for peer in self.world.nodes if self.world.linked(self.id, peer))
 
-    def extra_holdings(self) -> tuple[StateEntry, ...]:
-        """Beside what the core knows."""
-        return ()
-
     # -- the compute thread ------------------------------------------------------------------
 
-    def _task(self, action: Callable[[], None], generation: int) -> None:
+    def _task(self, action: Callable[[], None]) -> None:
         """In the compute thread, while the generation is not stopped."""
         self._enqueue(Task(self.world.rng.uniform(0.002, 0.03), action))
 
@@ -374,7 +383,7 @@ class Node:
 
         self.later(task.seconds, "computed", done)
 
-    def _stop(self, generation: int) -> None:
+    def stop_stages(self) -> None:
         """What has begun in the thread runs to its end; what waits is cancelled."""
         self.tasks.clear()
         self.orders.clear()
@@ -390,11 +399,12 @@ class Node:
             StateEntry(seat.first, seat.end, seat.version, StateKind.LIVE, seat.ready)
             for seat in self.seats.values()
         ]
-        self.feed(worker_events.GenerationStopped(tuple(held)))
+        self.feed(self.core.stopped, tuple(held))
 
     # -- rounds ----------------------------------------------------------------------------
 
-    def _start(self, placed: Placement) -> None:
+    def start_stages(self, placed: Placement) -> None:
+        """What came early comes now."""
         self.seats, self.next_seats = self.next_seats, {}
         self.engaged = placed.generation
         self.log = SentNumbers(placed.generation, placed.version.step)
@@ -433,12 +443,12 @@ class Node:
             if came is not None:
                 self.orders.pop(0)
                 seat.step, seat.keep = step, keep
-                self._task(lambda: self._forward(seat, generation, came), generation)
+                self._task(lambda: self._forward(seat, generation, came))
         if seat.step >= 0 and seat.forwards and not seat.gradients:
             came_back = seat.came.pop(("backward", seat.step), None)
             if came_back is not None:
                 seat.gradients = [0]
-                self._task(lambda: self._backward(seat, generation, came_back), generation)
+                self._task(lambda: self._backward(seat, generation, came_back))
         self._check_ready(seat, generation)
 
     def _forward(self, seat: Seat, generation: int, came: int) -> None:
@@ -486,7 +496,7 @@ class Node:
         mates = set(placed.stages[seat.index].devices) - {self.id}
         if seat.sums.get(seat.step, set()) >= mates:
             seat.ready = Version(seat.step + 1, generation)
-            self.feed(worker_events.GradientsReady(generation, seat.first, seat.step))
+            self.feed(self.core.gradients_ready, generation, seat.first, seat.step)
             self.world.send(
                 self.id,
                 placed.holder,
@@ -496,12 +506,17 @@ class Node:
                 step=seat.step,
             )
 
-    def _apply(self, order: worker_instructions.ApplyUpdate) -> None:
+    def apply_update(
+        self, generation: int, version: Version, coefficient: Coefficient | None, *, keep: bool
+    ) -> None:
+        """In the compute thread."""
         for seat in self.seats.values():
             seconds = self.world.rng.uniform(0.002, 0.03)
-            self._enqueue(Task(seconds, partial(self._update, seat, order)))
+            self._enqueue(
+                Task(seconds, partial(self._update, seat, generation, version, keep=keep))
+            )
 
-    def _update(self, seat: Seat, order: worker_instructions.ApplyUpdate) -> None:
+    def _update(self, seat: Seat, generation: int, version: Version, *, keep: bool) -> None:
         running = self._placed()
         salt = running.generation if len(running.stages[seat.index].devices) > 1 else 0
         seat.states = tuple(
@@ -510,12 +525,12 @@ class Node:
         )
         self.changed = True
         self.world.failpoint(self)
-        seat.version = order.version
+        seat.version = version
         seat.ready, seat.gradients, seat.forwards = None, [], []
         seat.sums.pop(seat.step, None)
         seat.step, seat.own_sum = -1, False
-        self.feed(worker_events.Applied(order.generation, seat.first, order.version))
-        if order.keep:
+        self.feed(self.core.applied, generation, seat.first, version)
+        if keep:
             self._keep(seat)
         self._work()
 
@@ -527,13 +542,13 @@ class Node:
             return None
         return self.log.numbers.get((stage, what, step))
 
-    def _rebuild(self, request: int, what: Rebuild) -> None:
+    def rebuild_stage(self, request: int, what: Rebuild) -> None:
         """One step after the other, from what the neighbours sent."""
         self.rebuilding += 1
         making, running = self.rebuilding, self.core.running
 
         def end(*, is_here: bool) -> None:
-            self.feed(worker_events.RebuildDone(request, what, is_here))
+            self.feed(self.core.rebuilt, request, what, is_here=is_here)
 
         def came(neighbour: int, name: str, step: int, then: Callable[[int | None], None]) -> None:
             assert running is not None
@@ -595,7 +610,7 @@ class Node:
 
     def _keep(self, seat: Seat) -> None:
         self.store(seat.first, seat.end, seat.version, StateKind.KEPT, seat.states)
-        self.feed(worker_events.SnapshotTaken(seat.first, seat.end, seat.version))
+        self.feed(self.core.copied, seat.first, seat.end, seat.version)
 
     def store(
         self, first: int, end: int, version: Version, kind: StateKind, states: tuple[int, ...]
@@ -658,38 +673,31 @@ class Node:
 
         ask()
 
-    def _fetch(self, order: worker_instructions.FetchParts) -> None:
-        missing = set(order.fetches)
+    def fetch_parts(self, generation: int, version: Version, fetches: tuple[Fetch, ...]) -> None:
+        """All at once."""
+        missing = set(fetches)
 
         def one(fetch: Fetch) -> None:
             def got(states: tuple[int, ...] | None) -> None:
                 prepared = self.core.prepared
-                if (
-                    prepared is None
-                    or prepared.generation != order.generation
-                    or fetch not in missing
-                ):
+                if prepared is None or prepared.generation != generation or fetch not in missing:
                     return
                 if states is None:
-                    self.feed(
-                        worker_events.PrepareFailed(order.generation, "a source failed", fetch.peer)
-                    )
+                    trouble = PrepareFailed("a source failed", fetch.peer)
+                    self.feed(self.core.prepare_failed, generation, trouble)
                     return
                 missing.discard(fetch)
                 if fetch.peer != self.id:
-                    self.store(fetch.first, fetch.end, order.version, StateKind.FETCHED, states)
-                    part = worker_events.PartFetched(
-                        order.generation, fetch.first, fetch.end, order.version
-                    )
-                    self.feed(part)
+                    units = (fetch.first, fetch.end)
+                    self.store(*units, version, StateKind.FETCHED, states)
+                    self.feed(self.core.part_fetched, generation, *units, version)
                 if not missing:
-                    self.feed(worker_events.Fetched(order.generation))
+                    self.feed(self.core.fetched, generation)
 
-            relayed = order.generation if fetch.relayed else 0
-            units = range(fetch.first, fetch.end)
-            self._read(fetch.peer, units, order.version, got, relayed=relayed)
+            relayed = generation if fetch.relayed else 0
+            self._read(fetch.peer, range(fetch.first, fetch.end), version, got, relayed=relayed)
 
-        for fetch in order.fetches:
+        for fetch in fetches:
             one(fetch)
 
     def _build(self, generation: int) -> None:
@@ -698,11 +706,7 @@ class Node:
             return
         short = self.world.short_share
         if short and self.world.rng.random() < short:
-            self.feed(
-                worker_events.PrepareFailed(
-                    generation, "out of memory", short=MemoryShortage(NO_MEMORY)
-                )
-            )
+            self.feed(self.core.prepare_failed, generation, PrepareFailed("no memory", short=SHORT))
             return
         seats: dict[int, Seat] = {}
         for index, stage in enumerate(prepared.stages):
@@ -710,33 +714,25 @@ class Node:
                 continue
             states = [self.state(u, prepared.version) for u in range(stage.first, stage.end)]
             if any(state is None for state in states):
-                self.feed(worker_events.PrepareFailed(generation, "what was fetched is gone"))
+                self.feed(self.core.prepare_failed, generation, PrepareFailed("it is gone"))
                 return
             whole = [state for state in states if state is not None]
             seats[stage.first] = Seat(index, stage.first, stage.end, prepared.version, tuple(whole))
         self.next_seats = seats
-        self.feed(worker_events.Built(generation))
+        self.feed(self.core.built, generation)
 
-    def _collect(self, order: worker_instructions.CollectSnapshot) -> None:
+    def _collect(self, peer: str, copy: StageCopy) -> None:
         """Read a copy from its owner; a stop ends it."""
         number = self.collecting
         if self.world.rng.random() < self.world.no_memory_share:
-            self.feed(
-                worker_events.SnapshotFailed(
-                    order.generation, order.first, order.end, order.version, "no memory"
-                )
-            )
+            self.feed(self.core.copy_failed, copy, "no memory")
             return
 
         def got(states: tuple[int, ...] | None) -> None:
             if states is None or number != self.collecting:
                 return
             self.world.failpoint(self)
-            self.store(order.first, order.end, order.version, StateKind.REPLICA, states)
-            self.feed(
-                worker_events.SnapshotCollected(
-                    order.generation, order.first, order.end, order.version
-                )
-            )
+            self.store(copy.first, copy.end, copy.version, StateKind.REPLICA, states)
+            self.feed(self.core.collected, copy)
 
-        self._read(order.peer, range(order.first, order.end), order.version, got)
+        self._read(peer, range(copy.first, copy.end), copy.version, got)

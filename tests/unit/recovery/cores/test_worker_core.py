@@ -6,13 +6,14 @@ import dataclasses
 
 import pytest
 
-from p2ptrain.recovery.cores import worker_events, worker_instructions
 from p2ptrain.recovery.cores.worker_core import WorkerCore, WorkerPhase
+from p2ptrain.recovery.cores.worker_port import HolderState, StageCopy, StateReportAsked
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.placement import PlacedStage, Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Lineage, Version
+from tests.unit.recovery.cores.recorded_port import Asked, RecordedPort
 
 _FIRST = Version(0, 0)
 
@@ -22,29 +23,35 @@ def _placed(generation: int, version: Version = _FIRST, *devices: str) -> Placem
     return Placement(generation, "h", version, Lineage(), stages, keeps=True)
 
 
-def _ask(generation: int, *, peer: str = "h", apply: Version | None = None) -> object:
-    return worker_events.StateReportAsked(generation, peer, generation, apply)
+class _Device(WorkerCore):
+    """With what it has had done."""
+
+    def __init__(self, device: str = "b") -> None:
+        self.port = RecordedPort("phase_changed")
+        super().__init__(device, self.port)
+
+    def taken(self) -> list[Asked]:
+        return self.port.taken()
+
+    def asked(
+        self, generation: int, *, peer: str = "h", apply: Version | None = None
+    ) -> list[Asked]:
+        self.state_asked(StateReportAsked(generation, peer, generation, apply))
+        return self.taken()
+
+    def stands_ready(self, placed: Placement, *fetches: Fetch) -> None:
+        self.prepare_asked(1, "h", placed, fetches)
+        self.fetched(placed.generation)
+        self.built(placed.generation)
+        self.taken()
 
 
-def _feed(core: WorkerCore, *events: object) -> list[worker_instructions.DeviceInstruction]:
-    out: list[worker_instructions.DeviceInstruction] = []
-    for event in events:
-        out += core.handle(event)  # type: ignore[arg-type]
-    return out
-
-
-def _running(generation: int = 3) -> WorkerCore:
-    core = WorkerCore("b")
-    fetch = (Fetch(2, 4, "h"),)
-    _feed(
-        core,
-        _ask(generation),
-        worker_events.PrepareAsked(1, "h", _placed(generation), fetch),
-        worker_events.PartFetched(generation, 2, 4, _FIRST),
-        worker_events.Fetched(generation),
-        worker_events.Built(generation),
-        worker_events.BeginReceived("h", generation),
-    )
+def _running(generation: int = 3, placed: Placement | None = None, device: str = "b") -> _Device:
+    core = _Device(device)
+    core.asked(generation)
+    core.stands_ready(placed or _placed(generation), Fetch(2, 4, "h"))
+    core.begin("h", generation)
+    core.taken()
     assert core.phase is WorkerPhase.RUNNING
     return core
 
@@ -56,434 +63,392 @@ def _live(step: int, *, ready: bool = False, generation: int = 3) -> StateEntry:
     )
 
 
+def _stopped(*held: StateEntry, generation: int = 4) -> _Device:
+    core = _running()
+    core.asked(generation)
+    core.stopped(held)
+    core.taken()
+    return core
+
+
 def test_from_nothing_to_training() -> None:
-    core = WorkerCore("b")
-    [answer] = _feed(core, _ask(3))
-    assert answer == worker_instructions.AnswerStateReport(3, "h", 3, ())
-    [fetch] = _feed(core, worker_events.PrepareAsked(9, "h", _placed(3), (Fetch(2, 4, "h"),)))
-    assert fetch == worker_instructions.FetchParts(3, _FIRST, (Fetch(2, 4, "h"),))
-    assert _feed(core, worker_events.PartFetched(3, 2, 4, _FIRST), worker_events.Fetched(3)) == [
-        worker_instructions.BuildStages(3)
+    core = _Device()
+    assert core.asked(3) == [("answer_state", 3, "h", ())]
+    core.prepare_asked(9, "h", _placed(3), (Fetch(2, 4, "h"),))
+    assert core.taken() == [("fetch_parts", 3, _FIRST, (Fetch(2, 4, "h"),))]
+    core.part_fetched(3, 2, 4, _FIRST)
+    core.fetched(3)
+    assert core.taken() == [("build_stages", 3)]
+    core.built(3)
+    assert core.taken() == [("answer_ready", 9, "h", None)]
+    core.begin("h", 3)
+    assert core.taken() == [
+        ("start_stages", _placed(3)),
+        ("drop_state", (StateEntry(2, 4, _FIRST, StateKind.FETCHED),)),
+        ("copy_stages", _FIRST),
     ]
-    assert _feed(core, worker_events.Built(3)) == [worker_instructions.AnswerReady(9, "h", 3)]
-    start, drop, copy = _feed(core, worker_events.BeginReceived("h", 3))
-    assert start == worker_instructions.StartStages(_placed(3))
-    assert drop == worker_instructions.DropState((StateEntry(2, 4, _FIRST, StateKind.FETCHED),))
-    assert copy == worker_instructions.TakeSnapshot(3, _FIRST)
 
 
 def test_a_part_that_was_given_up_is_said_when_its_generation_begins() -> None:
     """The holder was away for a moment only here, and has accepted what this device dropped."""
-    core = _running()
-    _feed(core, _ask(4), worker_events.GenerationStopped((_live(2),)))
-    _feed(
-        core,
-        worker_events.PrepareAsked(9, "h", _placed(4, Version(2, 3)), ()),
-        worker_events.Fetched(4),
-        worker_events.Built(4),
-    )
-    _feed(core, worker_events.HolderChanged(worker_events.HolderState.GONE))
-    told = [
-        worker_instructions.ReportLink("h", 4, "h", back) for back in (False, True)
-    ]  # so that it asks at once
-    assert _feed(core, worker_events.BeginReceived("h", 4)) == told
+    core = _stopped(_live(2))
+    core.stands_ready(_placed(4, Version(2, 3)))
+    core.holder_is(HolderState.GONE)
+    core.taken()
+    core.begin("h", 4)  # so that it asks at once
+    assert core.taken() == [("report_link", "h", 4, "h", back) for back in (False, True)]
     assert core.holdings[0] == _live(2)
 
 
 def test_fifty_commands_of_another_device_are_refused_however_new() -> None:
     core = _running()
-    out = _feed(core, *(_ask(4**n, peer="n") for n in range(1, 51)))
-    assert [type(one) for one in out] == [worker_instructions.RefuseCommand] * 50
+    for n in range(1, 51):
+        [(what, *_)] = core.asked(4**n, peer="n")
+        assert what == "refuse"
     assert core.phase is WorkerPhase.RUNNING
     assert core.refused == 50
 
 
 def test_nobody_stops_the_generation_that_runs_but_for_a_newer_one() -> None:
     core = _running(3)
-    [refusal] = _feed(core, _ask(3))
-    assert isinstance(refusal, worker_instructions.RefuseCommand)
-    assert _feed(core, _ask(4)) == [worker_instructions.StopStages(3)]
+    [(what, *_)] = core.asked(3)
+    assert what == "refuse"
+    assert core.asked(4) == [("stop_stages",)]
 
 
 def test_a_commit_is_applied_once_and_only_when_ready() -> None:
     core = _running()
-    commit = worker_events.CommitReceived("h", 3, 0)
-    assert _feed(core, commit) == []
-    assert _feed(core, worker_events.RoundOrdered("h", 3, 0, keep=True)) == [
-        worker_instructions.QueueRound(3, 0, True)
-    ]
-    apply = worker_instructions.ApplyUpdate(3, Version(1, 3), None, keep=True)
-    assert _feed(core, worker_events.GradientsReady(3, 2, 0), commit, commit) == [apply]
+    core.commit("h", 3, 0)
+    assert core.taken() == []
+    assert core.round_ordered("h", 3, 0, keep=True)
+    core.gradients_ready(3, 2, 0)
+    core.commit("h", 3, 0)
+    core.commit("h", 3, 0)
+    assert core.taken() == [("apply_update", 3, Version(1, 3), None, True)]
     assert core.refused == 2
-    _feed(core, worker_events.Applied(3, 2, Version(1, 3)))
+    core.applied(3, 2, Version(1, 3))
     assert core.holdings == (_live(1),)
 
 
 def test_commands_of_another_holder_or_generation_change_nothing() -> None:
     core = _running()
-    _feed(core, worker_events.GradientsReady(3, 2, 0))
-    stale = [
-        worker_events.CommitReceived("x", 3, 0),
-        worker_events.CommitReceived("h", 2, 0),
-        worker_events.RoundOrdered("h", 2, 0),
-    ]
-    assert _feed(core, *stale, worker_events.BeginReceived("x", 9)) == []
+    core.gradients_ready(3, 2, 0)
+    core.commit("x", 3, 0)
+    core.commit("h", 2, 0)
+    assert not core.round_ordered("h", 2, 0)
+    core.begin("x", 9)
+    assert core.taken() == []
     assert core.refused == 4
 
 
 def test_an_order_that_overtakes_the_beginning_begins() -> None:
-    core = WorkerCore("b")
-    own = (Fetch(2, 4, "h"),)
-    _feed(
-        core,
-        _ask(3),
-        worker_events.PrepareAsked(1, "h", _placed(3), own),
-        worker_events.Fetched(3),
-        worker_events.Built(3),
-    )
-    out = _feed(core, worker_events.RoundOrdered("h", 3, 0))
-    assert out[0] == worker_instructions.StartStages(_placed(3))
-    assert out[-1] == worker_instructions.QueueRound(3, 0, False)
+    core = _Device()
+    core.asked(3)
+    core.stands_ready(_placed(3), Fetch(2, 4, "h"))
+    assert core.round_ordered("h", 3, 0)
+    assert core.taken()[0] == ("start_stages", _placed(3))
 
 
 def test_a_commit_after_the_stop_is_not_applied() -> None:
     core = _running()
-    _feed(core, worker_events.GradientsReady(3, 2, 0), _ask(4))
-    assert _feed(core, worker_events.CommitReceived("h", 3, 0)) == []
-    [answer] = _feed(core, worker_events.GenerationStopped((_live(0, ready=True),)))
-    assert answer == worker_instructions.AnswerStateReport(4, "h", 4, (_live(0, ready=True),))
+    core.gradients_ready(3, 2, 0)
+    core.asked(4)
+    core.commit("h", 3, 0)
+    assert core.taken() == []
+    core.stopped((_live(0, ready=True),))
+    assert core.taken() == [("answer_state", 4, "h", (_live(0, ready=True),))]
 
 
 def test_who_is_told_that_it_counts_applies_before_it_answers() -> None:
-    core = _running()
-    ready = Version(1, 3)
-    _feed(core, _ask(4), worker_events.GenerationStopped((_live(0, ready=True),)))
-    assert _feed(core, _ask(4, apply=ready)) == [
-        worker_instructions.ApplyUpdate(3, ready, None, keep=False)
-    ]
-    refused = _feed(core, _ask(4, apply=ready))  # asked again before it is done: not applied twice
-    assert [type(one) for one in refused] == [worker_instructions.RefuseCommand]
-    [answer] = _feed(core, worker_events.Applied(3, 2, ready))
-    assert isinstance(answer, worker_instructions.AnswerStateReport)
-    assert answer.holdings == (_live(1),)
+    core, ready = _stopped(_live(0, ready=True)), Version(1, 3)
+    assert core.asked(4, apply=ready) == [("apply_update", 3, ready, None, False)]
+    # asked again before it is done: not applied twice
+    assert core.asked(4, apply=ready) == [("refuse", 4, "h", "asked again since")]
+    core.applied(3, 2, ready)
+    assert core.taken() == [("answer_state", 4, "h", (_live(1),))]
 
 
 def test_what_is_torn_is_never_offered() -> None:
-    core = _running()
-    _feed(
-        core,
-        _ask(4),
-        worker_events.GenerationStopped((_live(0, ready=True),)),
-        _ask(4, apply=Version(1, 3)),
-    )
-    [answer] = _feed(core, worker_events.UpdateTorn(3, 2))
-    assert isinstance(answer, worker_instructions.AnswerStateReport)
-    assert answer.holdings == ()
+    core = _stopped(_live(0, ready=True))
+    core.asked(4, apply=Version(1, 3))
+    core.torn(3, 2)
+    assert core.taken() == [("answer_state", 4, "h", ())]
 
 
-def test_an_generation_without_this_device_frees_what_it_trained_but_not_its_copies() -> None:
+def test_a_generation_without_this_device_frees_what_it_trained_but_not_its_copies() -> None:
     core = _running()
-    copy = StateEntry(2, 4, _FIRST, StateKind.KEPT)
-    _feed(
-        core,
-        worker_events.SnapshotTaken(2, 4, _FIRST),
-        _ask(4),
-        worker_events.GenerationStopped((_live(1),)),
-    )
-    assert _feed(core, worker_events.BeginReceived("h", 4)) == [
-        worker_instructions.DropState((_live(1),))
-    ]
-    assert core.holdings == (copy,)
+    core.copied(2, 4, _FIRST)
+    core.asked(4)
+    core.stopped((_live(1),))
+    core.taken()
+    core.begin("h", 4)
+    assert core.taken() == [("drop_state", (_live(1),))]
+    assert core.holdings == (StateEntry(2, 4, _FIRST, StateKind.KEPT),)
     assert core.phase is WorkerPhase.IDLE
 
 
 def test_a_beginning_from_before_the_newest_question_is_ignored() -> None:
-    core = _running()
-    _feed(core, _ask(9), worker_events.GenerationStopped((_live(1),)))
-    assert _feed(core, worker_events.BeginReceived("h", 8)) == []
+    core = _stopped(_live(1), generation=9)
+    core.begin("h", 8)
+    assert core.taken() == []
     assert core.holdings == (_live(1),)
 
 
 def test_a_question_ends_a_preparation_and_keeps_what_arrived() -> None:
-    core = WorkerCore("b")
+    core = _Device()
     part = StateEntry(2, 3, _FIRST, StateKind.FETCHED)
-    _feed(core, _ask(3), worker_events.PrepareAsked(7, "h", _placed(3), (Fetch(2, 4, "h"),)))
-    _feed(core, worker_events.PartFetched(3, 2, 3, _FIRST))
-    refuse, cancel, answer = _feed(core, _ask(4))
-    assert (type(refuse), cancel) == (
-        worker_instructions.RefuseCommand,
-        worker_instructions.CancelPrepare(3),
-    )
-    assert isinstance(answer, worker_instructions.AnswerStateReport)
-    assert answer.holdings == (part,)
-    assert _feed(core, worker_events.PartFetched(3, 3, 4, _FIRST), worker_events.Fetched(3)) == []
+    core.asked(3)
+    core.prepare_asked(7, "h", _placed(3), (Fetch(2, 4, "h"),))
+    core.part_fetched(3, 2, 3, _FIRST)
+    core.taken()
+    assert core.asked(4) == [
+        ("refuse", 7, "h", "asked again since"),
+        ("cancel_prepare",),
+        ("answer_state", 4, "h", (part,)),
+    ]
+    core.part_fetched(3, 3, 4, _FIRST)
+    core.fetched(3)
+    assert core.taken() == []
+    assert core.holdings == (part,)
 
 
 def test_only_older_copies_go_when_the_holder_names_what_stays() -> None:
     core = _running()
     for step in (4, 8, 12):
-        _feed(core, worker_events.SnapshotTaken(2, 4, Version(step, 3)))
-    [drop] = _feed(core, worker_events.RetainReceived("h", (Version(8, 3),)))
-    assert drop == worker_instructions.DropState((StateEntry(2, 4, Version(4, 3), StateKind.KEPT),))
+        core.copied(2, 4, Version(step, 3))
+    core.taken()
+    core.retain("h", (Version(8, 3),))
+    assert core.taken() == [("drop_state", (StateEntry(2, 4, Version(4, 3), StateKind.KEPT),))]
 
 
 def test_a_device_parks_with_everything_while_the_holder_is_gone() -> None:
-    core = _running()
-    assert _feed(core, worker_events.HolderChanged(worker_events.HolderState.GONE)) == [
-        worker_instructions.StopStages(3)
-    ]
-    held = _live(1, ready=True)
-    assert _feed(core, worker_events.GenerationStopped((held,))) == [
-        worker_instructions.ReportOrphaned("h")
-    ]
+    core, held = _running(), _live(1, ready=True)
+    core.holder_is(HolderState.GONE)
+    assert core.taken() == [("stop_stages",)]
+    core.stopped((held,))
+    assert core.taken() == [("report_orphaned", "h")]
     assert core.phase is WorkerPhase.PARKED
     assert core.holdings == (held,)
-    [answer] = _feed(core, _ask(4))
-    assert isinstance(answer, worker_instructions.AnswerStateReport)
+    assert core.asked(4) == [("answer_state", 4, "h", (held,))]
 
 
-def _parked() -> WorkerCore:
+def _parked() -> _Device:
     core = _running()
-    _feed(
-        core,
-        worker_events.HolderChanged(worker_events.HolderState.GONE),
-        worker_events.GenerationStopped((_live(1, ready=True),)),
-    )
+    core.holder_is(HolderState.GONE)
+    core.stopped((_live(1, ready=True),))
+    core.taken()
     assert core.phase is WorkerPhase.PARKED
     return core
 
 
-@pytest.mark.parametrize("state", [worker_events.HolderState.LEFT, worker_events.HolderState.GONE])
-def test_another_process_of_the_holders_device_ends_nothing(
-    state: worker_events.HolderState,
-) -> None:
+@pytest.mark.parametrize("state", [HolderState.LEFT, HolderState.GONE])
+def test_another_process_of_the_holders_device_ends_nothing(state: HolderState) -> None:
     """A `join` took its place meanwhile, and steps aside for the next `train`, or dies too."""
     core = _parked()
     held = core.holdings
-    assert _feed(core, worker_events.HolderChanged(state)) == []
+    core.holder_is(state)
+    assert core.taken() == []
     assert core.holdings == held
     stopping = _running()
-    _feed(stopping, worker_events.HolderChanged(worker_events.HolderState.GONE))
-    assert _feed(stopping, worker_events.HolderChanged(state)) == []
-    assert _feed(stopping, worker_events.GenerationStopped((_live(1),))) == [
-        worker_instructions.ReportOrphaned("h")
-    ]
+    stopping.holder_is(HolderState.GONE)
+    stopping.taken()
+    stopping.holder_is(state)
+    assert stopping.taken() == []
+    stopping.stopped((_live(1),))
+    assert stopping.taken() == [("report_orphaned", "h")]
 
 
 def test_each_time_the_holder_is_gone_is_told_once() -> None:
     core = _parked()
-    assert _feed(core, worker_events.HolderChanged(worker_events.HolderState.GONE)) == []
-    _feed(core, _ask(4))
+    core.holder_is(HolderState.GONE)
+    assert core.taken() == []
+    core.asked(4)
     assert core.phase is WorkerPhase.STOPPED
-    assert _feed(core, worker_events.HolderChanged(worker_events.HolderState.GONE)) == [
-        worker_instructions.ReportOrphaned("h")
-    ]
+    core.holder_is(HolderState.GONE)
+    assert core.taken() == [("report_orphaned", "h")]
 
 
 def test_a_device_that_keeps_nothing_waits_for_nobody() -> None:
-    core = WorkerCore("d")
-    _feed(core, _ask(3))
-    assert _feed(core, worker_events.HolderChanged(worker_events.HolderState.GONE)) == []
+    core = _Device("d")
+    core.asked(3)
+    core.holder_is(HolderState.GONE)
+    assert core.taken() == []
     assert core.phase is WorkerPhase.IDLE
 
 
-def test_an_generation_that_began_without_it_ends_a_device_s_wait() -> None:
+def test_a_generation_that_began_without_it_ends_a_device_s_wait() -> None:
     core = _parked()
-    [drop] = _feed(core, worker_events.BeginReceived("h", 9))
-    assert isinstance(drop, worker_instructions.DropState)
+    core.begin("h", 9)
+    assert core.taken() == [("drop_state", (_live(1, ready=True),))]
     assert core.phase is WorkerPhase.IDLE
 
 
-@pytest.mark.parametrize("state", [worker_events.HolderState.LEFT, worker_events.HolderState.ENDED])
-def test_the_end_of_the_job_frees_all(state: worker_events.HolderState) -> None:
+@pytest.mark.parametrize("state", [HolderState.LEFT, HolderState.ENDED])
+def test_the_end_of_the_job_frees_all(state: HolderState) -> None:
     core = _running()
-    assert _feed(core, worker_events.HolderChanged(state)) == [worker_instructions.ReleaseJob()]
+    core.holder_is(state)
+    assert core.taken() == [("release_job",)]
     assert core.holdings == ()
     assert core.generation == 3
-    assert _feed(_parked(), worker_events.HolderChanged(worker_events.HolderState.ENDED)) == [
-        worker_instructions.ReleaseJob()
-    ]
+    parked = _parked()
+    parked.holder_is(HolderState.ENDED)
+    assert parked.taken() == [("release_job",)]
+
+
+def test_each_new_phase_is_said() -> None:
+    """Whether this device is free for another job follows from it."""
+    port = RecordedPort()
+    core = WorkerCore("b", port)
+    core.state_asked(StateReportAsked(3, "h", 3))
+    assert ("phase_changed",) in port.taken()
+    core.holder_is(HolderState.ENDED)
+    assert port.taken() == [("phase_changed",), ("release_job",)]
 
 
 def test_a_link_that_is_back_is_told_once() -> None:
-    core = WorkerCore("b")
     stages = (PlacedStage(0, 2, ("c",)), PlacedStage(2, 4, ("b",)))
-    placed = Placement(3, "h", _FIRST, Lineage(), stages)
-    _feed(
-        core,
-        _ask(3),
-        worker_events.PrepareAsked(1, "h", placed, ()),
-        worker_events.Fetched(3),
-        worker_events.Built(3),
-    )
-    _feed(core, worker_events.BeginReceived("h", 3))
-    assert _feed(core, worker_events.LinkStarted("c")) == []
-    assert _feed(core, worker_events.LinkEnded("c")) == [
-        worker_instructions.ReportLink("h", 3, "c")
-    ]
-    assert _feed(core, worker_events.LinkStarted("c")) == [
-        worker_instructions.ReportLink("h", 3, "c", back=True)
-    ]
-    assert _feed(core, worker_events.LinkStarted("c")) == []
+    core = _running(3, Placement(3, "h", _FIRST, Lineage(), stages))
+    core.link_started("c")
+    assert core.taken() == []
+    core.link_ended("c")
+    assert core.taken() == [("report_link", "h", 3, "c", False)]
+    core.link_started("c")
+    assert core.taken() == [("report_link", "h", 3, "c", True)]
+    core.link_started("c")
+    assert core.taken() == []
 
 
 def test_a_broken_link_is_told_where_it_matters() -> None:
     core = _running()
-    assert _feed(core, worker_events.LinkEnded("x"), worker_events.LinkEnded("h")) == []
-    other = WorkerCore("h")
-    _feed(
-        other,
-        _ask(3),
-        worker_events.PrepareAsked(1, "h", _placed(3), ()),
-        worker_events.Fetched(3),
-        worker_events.Built(3),
-    )
-    _feed(other, worker_events.BeginReceived("h", 3))
-    assert _feed(other, worker_events.LinkEnded("b")) == []  # the holder sees its own links
+    core.link_ended("x")
+    core.link_ended("h")
+    assert core.taken() == []
+    holder = _running(device="h")
+    holder.link_ended("b")  # the holder sees its own links
+    assert holder.taken() == []
 
 
-def _kept(version: Version) -> worker_events.SnapshotTaken:
-    return worker_events.SnapshotTaken(2, 4, version)
+def _copy(version: Version, first: int = 2, end: int = 4, *, generation: int = 3) -> StageCopy:
+    return StageCopy(generation, first, end, version)
 
 
 def test_a_copy_goes_to_its_keeper_or_to_whom_the_holder_names_instead() -> None:
-    core = _running()
-    new = Version(4, 3)
-    assert _feed(core, _kept(new)) == [worker_instructions.OfferSnapshot("h", 3, 2, 4, new)]
+    core, new, later = _running(), Version(4, 3), Version(6, 3)
+    core.copied(2, 4, new)
+    assert core.taken() == [("offer_copy", "h", _copy(new))]
     refused = core.refused
-    assert (
-        _feed(core, worker_events.BackupPeerAssigned("k", 3, 2, 4, new, "x")) == []
-    )  # only the holder says so
+    core.keeper_assigned("k", _copy(new), "x")  # only the holder says so
+    assert core.taken() == []
     assert core.refused == refused + 1
-    assert _feed(core, worker_events.BackupPeerAssigned("h", 3, 2, 4, new, "x")) == [
-        worker_instructions.OfferSnapshot("x", 3, 2, 4, new)
-    ]
-    later = Version(6, 3)
-    assert (
-        _feed(core, worker_events.BackupPeerAssigned("h", 3, 2, 4, later, "y")) == []
-    )  # no copy of that one yet
-    assert _feed(core, _kept(later)) == [worker_instructions.OfferSnapshot("y", 3, 2, 4, later)]
+    core.keeper_assigned("h", _copy(new), "x")
+    assert core.taken() == [("offer_copy", "x", _copy(new))]
+    core.keeper_assigned("h", _copy(later), "y")  # no copy of that one yet
+    assert core.taken() == []
+    core.copied(2, 4, later)
+    assert core.taken() == [("offer_copy", "y", _copy(later))]
 
 
 def test_what_the_holder_alone_reads_is_offered_to_nobody() -> None:
     """A checkpoint's version, while an older one is on its way to the keepers."""
-    core = _running()
-    read = Version(4, 3)
-    _feed(core, worker_events.RoundOrdered("h", 3, 3, keep=True, stay=(read,), offer=False))
-    assert _feed(core, _kept(read)) == []
+    core, read, later = _running(), Version(4, 3), Version(5, 3)
+    core.round_ordered("h", 3, 3, keep=True, stay=(read,), offer=False)
+    core.copied(2, 4, read)
+    assert core.taken() == []
     assert StateEntry(2, 4, read, StateKind.KEPT) in core.holdings
-    later = Version(5, 3)
-    _feed(core, worker_events.RoundOrdered("h", 3, 4, keep=True, stay=(read, later)))
-    assert _feed(core, _kept(later)) == [worker_instructions.OfferSnapshot("h", 3, 2, 4, later)]
+    core.round_ordered("h", 3, 4, keep=True, stay=(read, later))
+    core.copied(2, 4, later)
+    assert core.taken() == [("offer_copy", "h", _copy(later))]
 
 
 def test_who_copies_for_itself_alone_says_so() -> None:
     """In a group, or where nobody has room: without it a version would not be whole."""
-    core = WorkerCore("b")
     stages = (PlacedStage(0, 2, ("h",), "b"), PlacedStage(2, 4, ("b", "c")))
-    placed = dataclasses.replace(_placed(3), stages=stages)
-    _feed(core, _ask(3))
-    _feed(
-        core,
-        worker_events.PrepareAsked(1, "h", placed, ()),
-        worker_events.Fetched(3),
-        worker_events.Built(3),
-    )
-    _feed(core, worker_events.BeginReceived("h", 3))
-    new = Version(4, 3)
-    assert _feed(core, _kept(new)) == [worker_instructions.ReportSnapshot("h", 3, 2, 4, new)]
+    core = _running(3, dataclasses.replace(_placed(3), stages=stages))
+    core.copied(2, 4, Version(4, 3))
+    assert core.taken() == [("report_copy", "h", _copy(Version(4, 3)), None)]
 
 
 def test_a_copy_that_failed_is_told_while_its_generation_runs() -> None:
-    core = _running()
-    new = Version(4, 3)
-    told = worker_instructions.ReportSnapshot("h", 3, 0, 2, new, "no memory")
-    assert _feed(core, worker_events.SnapshotFailed(3, 0, 2, new, "no memory")) == [told]
-    assert _feed(core, worker_events.SnapshotFailed(2, 0, 2, new, "no memory")) == []
+    core, copy = _running(), _copy(Version(4, 3), 0, 2)
+    core.copy_failed(copy, "no memory")
+    assert core.taken() == [("report_copy", "h", copy, "no memory")]
+    core.copy_failed(dataclasses.replace(copy, generation=2), "no memory")
+    assert core.taken() == []
 
 
 def test_only_who_trains_or_is_about_to_reads_copies_for_others() -> None:
-    offered = worker_events.OfferReceived("h", 3, 0, 2, Version(4, 3))
-    collect = worker_instructions.CollectSnapshot("h", 3, 0, 2, Version(4, 3))
-    core = _running()
-    assert _feed(core, offered) == [collect]
-    assert (
-        _feed(core, worker_events.OfferReceived("h", 3, 2, 4, Version(4, 3))) == []
-    )  # not its stage
-    _feed(core, _ask(4))
-    assert _feed(core, offered) == []
-    _feed(core, worker_events.GenerationStopped((_live(0),)))
-    assert _feed(core, offered) == []
-    _feed(core, worker_events.PrepareAsked(2, "h", _placed(5), ()))
-    early = worker_events.OfferReceived("h", 5, 0, 2, Version(4, 3))
-    assert _feed(core, early) == [worker_instructions.CollectSnapshot("h", 5, 0, 2, Version(4, 3))]
-    whole = worker_events.SnapshotCollected(5, 0, 2, Version(4, 3))
-    assert _feed(core, whole) == [
-        worker_instructions.ReportSnapshot("h", 5, 0, 2, Version(4, 3), None)
-    ]
-    _feed(
-        core,
-        worker_events.Fetched(5),
-        worker_events.Built(5),
-        worker_events.BeginReceived("h", 5),
-        worker_events.BeginReceived("h", 6),
-    )
-    assert _feed(core, early) == []  # a generation without it has begun
+    core, copy = _running(), _copy(Version(4, 3), 0, 2)
+    assert core.offered("h", copy)
+    assert not core.offered("h", _copy(Version(4, 3))), "not its stage"
+    core.asked(4)
+    assert not core.offered("h", copy)
+    core.stopped((_live(0),))
+    assert not core.offered("h", copy)
+    core.prepare_asked(2, "h", _placed(5), ())
+    core.taken()
+    early = dataclasses.replace(copy, generation=5)
+    assert core.offered("h", early)
+    core.collected(early)
+    assert core.taken() == [("report_copy", "h", early, None)]
+    core.fetched(5)
+    core.built(5)
+    core.begin("h", 5)
+    core.begin("h", 6)
+    assert not core.offered("h", early), "a generation without it has begun"
 
 
 def test_a_copy_that_is_ready_after_the_end_of_the_job_is_not_kept() -> None:
     """Else the holder's next process would hear that its job continues here."""
     core = _running()
-    _feed(core, worker_events.HolderChanged(worker_events.HolderState.ENDED))
-    assert (
-        _feed(core, _kept(Version(4, 3)), worker_events.SnapshotCollected(3, 0, 2, Version(4, 3)))
-        == []
-    )
+    core.holder_is(HolderState.ENDED)
+    core.taken()
+    core.copied(2, 4, Version(4, 3))
+    core.collected(_copy(Version(4, 3), 0, 2))
+    assert core.taken() == []
     assert core.holdings == ()
 
 
 _LOST = Rebuild("b", 0, 0, 2, 3, Version(2, 3), Version(5, 3))
 
 
-def _asked_to_make(
-    request: int = 4,
-) -> tuple[WorkerCore, list[worker_instructions.DeviceInstruction]]:
+def _rebuilding() -> _Device:
     core = _running()
-    asked = worker_events.StateReportAsked(request, "h", request, rebuild=_LOST)
-    return core, _feed(core, asked, worker_events.GenerationStopped((_live(5),)))
+    core.state_asked(StateReportAsked(4, "h", 4, rebuild=_LOST))
+    core.stopped((_live(5),))
+    assert core.taken() == [("stop_stages",), ("rebuild_stage", 4, _LOST)]
+    return core
 
 
 def test_a_lost_stage_is_made_before_the_answer() -> None:
-    core, out = _asked_to_make()
-    assert out == [worker_instructions.StopStages(3), worker_instructions.RebuildStage(4, _LOST)]
-    [answer] = _feed(core, worker_events.RebuildDone(4, _LOST, is_here=True))
+    core = _rebuilding()
+    core.rebuilt(4, _LOST, is_here=True)
     made = StateEntry(0, 2, Version(5, 3), StateKind.FETCHED)
-    assert answer == worker_instructions.AnswerStateReport(4, "h", 4, (_live(5), made))
+    assert core.taken() == [("answer_state", 4, "h", (_live(5), made))]
+    core.prepare_asked(9, "h", _placed(4, Version(5, 3)), ())
     # it stays for the generation that begins with it
-    [fetch] = _feed(core, worker_events.PrepareAsked(9, "h", _placed(4, Version(5, 3)), ()))
-    assert isinstance(fetch, worker_instructions.FetchParts)
+    assert core.taken() == [("fetch_parts", 4, Version(5, 3), ())]
 
 
 def test_who_could_not_make_it_answers_with_what_there_is() -> None:
-    core, _ = _asked_to_make()
-    [answer] = _feed(core, worker_events.RebuildDone(4, _LOST, is_here=False))
-    assert answer == worker_instructions.AnswerStateReport(4, "h", 4, (_live(5),))
+    core = _rebuilding()
+    core.rebuilt(4, _LOST, is_here=False)
+    assert core.taken() == [("answer_state", 4, "h", (_live(5),))]
 
 
 def test_the_next_question_ends_the_making() -> None:
-    core, _ = _asked_to_make()
-    refuse, cancel, answer = _feed(core, _ask(5))
-    assert refuse == worker_instructions.RefuseCommand(4, "h", "asked again since")
-    assert cancel == worker_instructions.CancelRebuild()
-    assert isinstance(answer, worker_instructions.AnswerStateReport)
-    assert (
-        _feed(core, worker_events.RebuildDone(4, _LOST, is_here=True)) == []
-    )  # nobody waits for it
+    core = _rebuilding()
+    assert core.asked(5) == [
+        ("refuse", 4, "h", "asked again since"),
+        ("cancel_rebuild",),
+        ("answer_state", 5, "h", (_live(5),)),
+    ]
+    core.rebuilt(4, _LOST, is_here=True)  # nobody waits for it
+    assert core.taken() == []
 
 
 def test_the_end_of_the_job_ends_the_making() -> None:
-    core, _ = _asked_to_make()
-    assert _feed(core, worker_events.HolderChanged(worker_events.HolderState.ENDED)) == [
-        worker_instructions.ReleaseJob()
-    ]
-    assert _feed(core, worker_events.RebuildDone(4, _LOST, is_here=True)) == []
+    core = _rebuilding()
+    core.holder_is(HolderState.ENDED)
+    assert core.taken() == [("release_job",)]
+    core.rebuilt(4, _LOST, is_here=True)
+    assert core.taken() == []
