@@ -113,11 +113,7 @@ class PipelineSearch:
         judge.budget_tasks += kept
         if self.question.groups:
             for split in promising_splits(self.question, PROMISING):
-                drafts = [
-                    draft
-                    for draft in segment_candidates(self.question, split)
-                    if self.question.allow(draft)
-                ]
+                drafts = list(segment_candidates(self.question, split))
                 starts += self._simulated(drafts, int(budget * (1 - STARTS_SHARE) / 2))
         return _unlike(starts)
 

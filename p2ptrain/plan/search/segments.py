@@ -18,30 +18,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
-from p2ptrain.plan.cost.draft import (
-    Draft,
-    StageGroup,
-    UnplacedGroup,
-    draft_groups,
-    usual_depths,
-)
+from p2ptrain.plan.cost.draft import Draft, UnplacedGroup
 from p2ptrain.plan.problem.coarsen import useful_cuts
 from p2ptrain.plan.problem.device_orders import segment_orders
 from p2ptrain.plan.problem.micro_batch_sizes import even_window
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.segment_tables import (
     Floats,
-    Option,
     SegmentTables,
     Stages,
     Wholes,
     group_options,
 )
-from p2ptrain.plan.search.shares import ShareDivider
-from p2ptrain.plan.types.allocation import Allocation, BatchSplit
+from p2ptrain.plan.search.shares import Drafter
+from p2ptrain.plan.search.structure_moves import Layout
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
 MAX_CUTS = 24
@@ -67,38 +62,23 @@ GRADIENT_WEIGHT = 1e-3
 """Of two suffixes that finish together, the one whose gradients come earlier leaves more room."""
 
 
-@dataclass(frozen=True, slots=True)
-class PipelineSegment:
-    """A stage: units between two cuts on neighbours in an order."""
-
-    units: tuple[int, int]
-    devices: tuple[int, ...]
-    option: Option
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentCandidate:
-    """A pipeline and the seconds of a round that the programme estimates."""
-
-    seconds: float
-    stages: tuple[PipelineSegment, ...]
+Estimate: TypeAlias = tuple[float, Layout]
+"""The seconds of a round that the programme estimates, and the pipeline."""
 
 
 def promising_splits(question: Question, most: int) -> list[BatchSplit]:
     """The micro-batch sizes whose best pipeline along one order is fastest, simulated."""
     if len(question.splits) <= most:
         return list(question.splits)
-    found: list[tuple[float, int, SegmentCandidate]] = []
+    found: list[tuple[float, int, Layout]] = []
     for i, split in enumerate(question.splits):
-        candidates = _every_candidate(question, split, _orders(question)[:1])
-        best = min(candidates, key=lambda candidate: candidate.seconds, default=None)
-        if best is not None:
-            found.append((best.seconds, i, best))
+        for seconds, layout in _best(question, split, _orders(question)[:1], 1):
+            found.append((seconds, i, layout))
     ranked = []
     least = min((seconds for seconds, _, _ in found), default=0.0)
-    for seconds, i, best in found:
+    for seconds, i, layout in found:
         if seconds <= HOPE * least:
-            draft = _drafted(question, question.splits[i], best.stages)
+            draft = _drafted(Drafter(question), question.splits[i], layout)
             if draft is not None:
                 ranked.append((question.judge.seconds(draft), i))
     return [question.splits[i] for _, i in sorted(ranked)[:most]]
@@ -107,16 +87,15 @@ def promising_splits(question: Question, most: int) -> list[BatchSplit]:
 def segment_candidates(question: Question, split: BatchSplit) -> Iterator[Draft]:
     """The most promising pipelines of groups for one split, best first, all different.
 
-    `question.groups`, `allocations` and `devices` are obeyed; `required` and `caps` are left to the
-    caller. Nothing comes out of a private question: both its ends are the holder's.
+    Nothing comes out of a private question: both its ends are the holder's.
     """
-    orders = _orders(question)
+    orders, drafter = _orders(question), Drafter(question)
     chosen = _best(question, split, orders, KEPT)
     for size in SMALLER:
         if orders and size < len(orders[0]):
             chosen += _best(question, split, [orders[0][:size]], KEPT_OF_SMALLER)
-    for stages in dict.fromkeys(chosen):
-        draft = _drafted(question, split, stages)
+    for layout in dict.fromkeys(layout for _, layout in chosen):
+        draft = _drafted(drafter, split, layout)
         if draft is not None:
             yield draft
 
@@ -129,68 +108,25 @@ def _orders(question: Question) -> list[tuple[int, ...]]:
 
 def _best(
     question: Question, split: BatchSplit, orders: Sequence[tuple[int, ...]], most: int
-) -> list[tuple[PipelineSegment, ...]]:
+) -> list[Estimate]:
     """The different pipelines of least estimate along `orders`."""
-    found: dict[tuple[PipelineSegment, ...], float] = {}
-    for candidate in _every_candidate(question, split, orders):
-        known = found.get(candidate.stages, candidate.seconds)
-        found[candidate.stages] = min(known, candidate.seconds)
-    return sorted(found, key=lambda stages: found[stages])[:most]
-
-
-def _every_candidate(
-    question: Question, split: BatchSplit, orders: Sequence[tuple[int, ...]]
-) -> Iterator[SegmentCandidate]:
-    cost = question.cost
+    cost, found = question.cost, dict[Layout, float]()
     cuts = (0, *useful_cuts(cost, MAX_CUTS), cost.unit_count)
+    allocations = question.allocations if question.groups else frozenset()
     for order in orders:
-        options = group_options(len(order), split, _allocations(question))
-        yield from _Programme(SegmentTables(cost, split, order, cuts, options)).candidates()
+        options = group_options(len(order), split, allocations)
+        tables = SegmentTables(cost, split, order, cuts, options)
+        for seconds, layout in _Programme(tables).candidates():
+            found[layout] = min(found.get(layout, seconds), seconds)
+    return sorted(((found[layout], layout) for layout in found), key=lambda one: one[0])[:most]
 
 
-def _allocations(question: Question) -> frozenset[Allocation]:
-    return question.allocations if question.groups else frozenset()
-
-
-def _drafted(
-    question: Question, split: BatchSplit, stages: Sequence[PipelineSegment]
-) -> Draft | None:
-    """The pipeline with the shares of least bound.
-
-    The fastest shares may leave memory for few micro-batches in flight, and shares that leave room
-    for usual depths may be slow.
-    """
-    drafts, cost, divider = [], question.cost, ShareDivider(question)
-    if cost.mode is PlanMode.ASYNC:
-        dealing = [stage.option.size for stage in stages if stage.option.deals]
+def _drafted(drafter: Drafter, split: BatchSplit, layout: Layout) -> Draft | None:
+    """The pipeline with the shares and depths of least bound."""
+    if drafter.judge.cost.mode is PlanMode.ASYNC:
+        dealing = [len(stage.devices) for stage in layout[1] if stage.deals]
         split = even_window(split, dealing or [1])
-    shallow = _shared(divider, split, stages, (1,) * len(stages))
-    if shallow is None:
-        return None
-    usual = usual_depths(shallow, split.micro_batches, cost.mode)
-    borders = [*(stage.units[0] for stage in stages), cost.unit_count]
-    for part in (0.0, 0.5, 1.0):
-        depths = [max(1, round(part * depth)) for depth in usual]
-        groups = _shared(divider, split, stages, depths) or shallow
-        drafts.append(draft_groups(cost, split, borders, groups))
-    possible = [draft for draft in dict.fromkeys(drafts) if draft is not None]
-    return min(possible, key=question.judge.bound, default=None)
-
-
-def _shared(
-    divider: ShareDivider,
-    split: BatchSplit,
-    stages: Sequence[PipelineSegment],
-    depths: Sequence[int],
-) -> list[StageGroup] | None:
-    groups = []
-    for stage, depth in zip(stages, depths, strict=True):
-        part = UnplacedGroup(stage.devices, stage.option.allocation)
-        group = divider.group(split, part, stage.units, depth)
-        if group is None:
-            return None
-        groups.append(group)
-    return groups
+    return min(drafter.drafts(split, *layout), key=drafter.judge.bound, default=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -241,7 +177,7 @@ class _Programme:
         neighbours = tables.rates[np.arange(self._count - 1), np.arange(1, self._count)]
         self._before = np.concatenate(([0.0], 1.0 / neighbours))  # [n] seconds a byte
 
-    def candidates(self) -> Iterator[SegmentCandidate]:
+    def candidates(self) -> Iterator[Estimate]:
         """The best pipeline for every size and kind of first group."""
         for first in range(self._cuts - 1, 0, -1):
             self._solve(first)
@@ -258,7 +194,7 @@ class _Programme:
             which, end, k = np.unravel_index(seconds[:, :, option].argmin(), seconds[:, :, 0].shape)
             value = float(seconds[which, end, option, k])
             if np.isfinite(value):
-                yield SegmentCandidate(value, self._read(int(which), int(end) + 1, option, int(k)))
+                yield value, self._read(int(which), int(end) + 1, option, int(k))
 
     def _sent(self, behind: _Behind) -> Floats:
         """[C, options, n] seconds that the first group's outputs occupy the holder's uplink."""
@@ -317,18 +253,17 @@ class _Programme:
             delay = tables.latencies[head, start] + tables.latencies[start, head]
             behind.delay[first] = delay
 
-    def _read(
-        self, which: int, end: int, option: int, position: int
-    ) -> tuple[PipelineSegment, ...]:
+    def _read(self, which: int, end: int, option: int, position: int) -> Layout:
         """The pipeline that begins with that choice."""
-        tables, first, stages = self.tables, 0, []
+        tables, first = self.tables, 0
+        borders, stages = [0], list[UnplacedGroup]()
         while True:
             chosen = tables.options[option]
             devices = tuple(tables.order[position : position + chosen.size])
-            units = int(tables.cuts[first]), int(tables.cuts[end])
-            stages.append(PipelineSegment(units, devices, chosen))
+            stages.append(UnplacedGroup(devices, chosen.allocation))
+            borders.append(int(tables.cuts[end]))
             if end == self._cuts:
-                return tuple(stages)
+                return tuple(borders), tuple(stages)
             position = int(self._behind[which].start[end, position + chosen.size])
             first = end
             which, end, option = (int(value) for value in self._choice[:, first, position])
