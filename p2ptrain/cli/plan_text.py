@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from p2ptrain.cli.output import aligned
 from p2ptrain.errors import size_text
-from p2ptrain.plan.cost.workload_share import plan_parts
+from p2ptrain.plan.cost.check_plan import plan_parts
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage

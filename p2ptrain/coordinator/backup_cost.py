@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice, overheads_of, to_profile
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.plan.cost.ring import ring_bytes
 from p2ptrain.plan.types.cluster import REFERENCE, ClusterLink, Overheads
+from p2ptrain.plan.types.gradient_sums import ring_bytes
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode

@@ -33,11 +33,11 @@ from dataclasses import dataclass, replace
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import FED_AHEAD, LOADED_AHEAD
 from p2ptrain.plan.cost.draft import StageGroup
+from p2ptrain.plan.types.allocation import TileShape
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.request import PlanMode
-from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.process.allocator import APART_BYTES
 from p2ptrain.process.host_process import MMAP_THRESHOLD_BYTES
 from p2ptrain.process.memory_budget import PROCESS_BYTES

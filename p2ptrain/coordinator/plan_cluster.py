@@ -21,9 +21,13 @@ from p2ptrain.coordinator.memory_model import with_full_memory
 from p2ptrain.errors import PlanError, size_text
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.plan.mode_choice import choose_mode
+from p2ptrain.plan.compare_kinds import (
+    PlanMaker,
+    bias_checked_change,
+    bias_checked_plan,
+    choose_mode,
+)
 from p2ptrain.plan.pinned_units import PinnedUnits
-from p2ptrain.plan.prediction_bias import PlanMaker, bias_checked_change, bias_checked_plan
 from p2ptrain.plan.replan.light_search import THOROUGH
 from p2ptrain.plan.replan.replan import replan, request_for_same_plan, respipe
 from p2ptrain.plan.replan.replica_holders import Replicas

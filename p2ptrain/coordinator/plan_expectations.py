@@ -7,7 +7,8 @@ the times of the next plan.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, planner_question
@@ -15,10 +16,11 @@ from p2ptrain.errors import PlanError
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.plan.chrome_trace import simulated_transfers
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, message_seconds, place_seconds
+from p2ptrain.plan.cost.draft import Draft, StageGroup, message_seconds, place_seconds
 from p2ptrain.plan.cost.overlap import ROUND_MESSAGES
 from p2ptrain.plan.round_picture import PredictedRound, predicted_round
 from p2ptrain.plan.simulation.simulate import draft_of, simulate
+from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan
@@ -26,8 +28,9 @@ from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds, ProfileCorrections
-from p2ptrain.tiling.planning.round_work import StageWork, round_work
-from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
+from p2ptrain.tiling.planning.tiled_pipeline import sum_seconds, tile_parts
+from p2ptrain.tiling.planning.tiled_plan import costs_of, row_of, simulate_tiled
+from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
 
 
 def as_of_now(
@@ -166,3 +169,49 @@ def _round_messages(cost: CostModel, device: int) -> float:
     """The round's own, which the cost model counts with the update."""
     assert cost.overlap is not None
     return ROUND_MESSAGES * cost.overlap.overheads[device].message_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class StageWork:
+    """Seconds of one device in one stage.
+
+    Attributes:
+        computing: forwards, backwards and the update.
+        messages: what goes between tiles, and to and from other stages.
+    """
+
+    computing: float
+    messages: float
+
+
+def round_work(cost: CostModel, plan: Plan) -> Mapping[tuple[int, int], StageWork]:
+    """By stage and device. Raises PlanError, as `tiled_plan.round_of`."""
+    costs, devices, _, borders = costs_of(cost, plan)
+    pieces = sum(tile_parts(plan.split))
+    groups = [costs.group(*units) for units in pairwise(borders)]
+    exchanges = [e for g in groups if g is not None for e in (g.halo, *g.statistics)]
+    computing = simulate_tiles(costs, borders).computing
+    found: dict[tuple[int, int], StageWork] = {}
+    for place, device in enumerate(devices):
+        statistics_seconds = 2 * sum(
+            costs.device_seconds(exchange, place) for exchange in exchanges
+        )
+        update = cost.update_seconds(device, 0, borders[-1])
+        found[0, device] = StageWork(
+            pieces * computing[place] + update, pieces * statistics_seconds + costs.filter_seconds
+        )
+    for p, (group, units) in enumerate(row_of(cost, plan).stages, 1):
+        for place, device in enumerate(group.devices):
+            found[p, device] = _behind(cost, plan.split, group, place, units)
+    return found
+
+
+def _behind(
+    cost: CostModel, split: BatchSplit, group: StageGroup, place: int, units: tuple[int, int]
+) -> StageWork:
+    """Of one of the devices of a stage behind the tiles."""
+    messages = message_seconds(cost, split, group, place, units)
+    computing = place_seconds(cost, split, group, place, units) - messages
+    if len(group.devices) > 1:
+        messages += sum_seconds(cost, group, *units)
+    return StageWork(computing + cost.update_seconds(group.devices[place], *units), messages)

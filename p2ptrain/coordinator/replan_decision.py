@@ -13,8 +13,8 @@ from typing import Any
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.errors import size_text
 from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.plan.compare_kinds import bias_corrected_seconds
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.prediction_bias import bias_corrected_seconds
 from p2ptrain.plan.replan.hysteresis import ReplanAction, ReplanDecision, weigh_replan
 from p2ptrain.plan.replan.migration import plan_migration
 from p2ptrain.plan.replan.replan import Replanned

@@ -16,7 +16,7 @@ from time import perf_counter
 from p2ptrain import events
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice
 from p2ptrain.coordinator.plan_question import PlanQuestion
-from p2ptrain.coordinator.plan_search import search
+from p2ptrain.coordinator.service import search
 from p2ptrain.errors import Error
 from p2ptrain.events import Event
 from p2ptrain.holder.driver import JobDriver

@@ -15,9 +15,8 @@ from p2ptrain.model.wire.wire_format import WireFormat
 from p2ptrain.net.fields import DEVICES_LIMIT
 from p2ptrain.net.forms import Count, Flat, Id, Length, Positive, Range, Rare, Text
 from p2ptrain.net.parts import Blob
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
-from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.plan.types.allocation import Allocation, TileShape
+from p2ptrain.plan.types.gradient_sums import MAX_BYTES, USUAL
 from p2ptrain.plan.types.weight_versions import Weights, depths_of
 from p2ptrain.recovery.compute_kind import PROCESSOR, KindText
 from p2ptrain.recovery.version import Lineage, VersionRow

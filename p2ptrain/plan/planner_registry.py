@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.cost.allreduce_order import allreduce_turn
+from p2ptrain.plan.cost.check_plan import ROUNDING
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup
-from p2ptrain.plan.cost.workload_share import ROUNDING
 from p2ptrain.plan.planners.data_parallel import plan_dp, plan_single
 from p2ptrain.plan.planners.equal_shares import plan_pp
 from p2ptrain.plan.planners.ftpipehd import plan_ftpipehd
 from p2ptrain.plan.planners.hybrid import plan_hybrid
 from p2ptrain.plan.planners.pipedream import plan_pipedream
+from p2ptrain.plan.problem.candidates import candidate_splits
 from p2ptrain.plan.problem.judge import Judge
-from p2ptrain.plan.problem.micro_batch_sizes import candidate_splits
 from p2ptrain.plan.problem.question import Answer, Planner, Question
 from p2ptrain.plan.search.auto import plan_auto
+from p2ptrain.plan.simulation.allreduce import allreduce_turn
 from p2ptrain.plan.simulation.simulate import simulate_draft
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.request import PlanMode, PlanRequest

@@ -34,7 +34,7 @@ from p2ptrain.plan.types.profile import Unit
 from p2ptrain.plan.types.unit_times import Times, TimeTable, UnitTimes
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.profiling.unit_chain import UnitChain, unmarked
-from p2ptrain.profiling.unit_runner import CpuClock, TimingLimits, never
+from p2ptrain.profiling.unit_passes import CpuClock, TimingLimits, never
 from p2ptrain.profiling.unit_timing import time_units
 
 DEFAULT_BATCH_SIZES = (1, 4, 16)

@@ -24,7 +24,7 @@ from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import Codec
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.plan.types.cluster import Overheads
-from p2ptrain.profiling.unit_runner import CpuClock
+from p2ptrain.profiling.unit_passes import CpuClock
 
 YARDSTICK_SECONDS = 0.005
 """Processor time of each."""

@@ -26,8 +26,16 @@ from dataclasses import dataclass, field
 from math import inf
 
 from p2ptrain.process.cpu_share import CpuSpan, wall_by_cpu
-from p2ptrain.profiling.unit_runner import CpuClock, TimingLimits, UnitRunner, UnitTimings
-from p2ptrain.profiling.unit_seconds import BatchPasses, UnitPass, WholePass, unit_times
+from p2ptrain.profiling.unit_passes import (
+    BatchPasses,
+    CpuClock,
+    TimingLimits,
+    UnitPass,
+    UnitRunner,
+    UnitTimings,
+    WholePass,
+    unit_times,
+)
 
 MAXIMUM_PASSES = 9
 """Of one size. More make the medians no better."""

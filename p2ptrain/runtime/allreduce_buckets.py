@@ -33,7 +33,7 @@ from torch import Tensor
 
 from p2ptrain.model.wire.rounding import applies, round_trip_
 from p2ptrain.model.wire.wire_format import WireFormat
-from p2ptrain.plan.types.bucket_sizes import USUAL
+from p2ptrain.plan.types.gradient_sums import USUAL
 
 BucketSize: TypeAlias = Callable[[int, int], int]
 """Bytes in buckets, bytes that are in none yet -> bytes of the next one."""

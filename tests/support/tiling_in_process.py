@@ -16,9 +16,9 @@ from torch import Tensor
 from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.tiling.kernels.kernels import cut_region
-from p2ptrain.tiling.kernels.tile_messages import TileMessage
 from p2ptrain.tiling.kernels.tile_pass import TilePass
 from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.kernels.tile_steps import TileMessage
 from p2ptrain.tiling.kernels.tiled_part import TiledPart
 from p2ptrain.tiling.maps.grid_layout import GridLayout
 

@@ -27,7 +27,7 @@ from p2ptrain.coordinator.measured_cluster import (
 )
 from p2ptrain.coordinator.plan_expectations import as_of_now, expected_seconds
 from p2ptrain.coordinator.plan_question import Near, PlanQuestion
-from p2ptrain.coordinator.plan_search import search
+from p2ptrain.coordinator.service import search
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
 from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.job.train_options import ReplanMethod

@@ -16,7 +16,7 @@ from p2ptrain.aio.tasks import task_scope
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.evaluate_replan import ReplanEvaluation
 from p2ptrain.coordinator.plan_question import PlanQuestion, ReplanReply, ReplanRequest
-from p2ptrain.coordinator.plan_search import search
+from p2ptrain.coordinator.service import search
 from p2ptrain.errors import Error, LinkClosed, NotCoordinator, PeerError, PlanError, ProtocolError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh

@@ -58,7 +58,7 @@ from p2ptrain.model.stage.determinism import check_default_type, randomness_lock
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio, slots_of, trained_parameters
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.plan.types.feature_maps import MapNetwork
-from p2ptrain.plan.types.state_bytes import StateBytes
+from p2ptrain.plan.types.profile import StateBytes
 from p2ptrain.recovery.loss_scale import LossScale
 from p2ptrain.runtime.tiled.tile_layout import tileable
 from p2ptrain.state import checkpoint_files

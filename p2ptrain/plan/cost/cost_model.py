@@ -20,12 +20,10 @@ from numpy.typing import NDArray
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cost.overlap import SPLIT_FACTOR, OverlapCosts
-from p2ptrain.plan.cost.ring import ring_seconds
-from p2ptrain.plan.types.bucket_sizes import USUAL, BucketSizes
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, unknown_device
-from p2ptrain.plan.types.profile import Profile
+from p2ptrain.plan.types.gradient_sums import USUAL, BucketSizes, ring_seconds
+from p2ptrain.plan.types.profile import Profile, StateBytes
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
-from p2ptrain.plan.types.state_bytes import StateBytes
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.plan.types.weight_versions import Weights
 

@@ -12,7 +12,7 @@
     rounds       follow one another: a stage begins the next one when it has updated, while others
                  are still in the one before
     all-reduce   in buckets of gradients, each started when the last backward has come past its
-                 units everywhere, over the ring's own links (`bucket_sizes.py`)
+                 units everywhere, over the ring's own links (`gradient_sums.py`)
     split        a backward in two parts takes a little longer than in one
 
 Message costs are part of the tasks before or after them; those of an all-reduce are extra.
@@ -23,9 +23,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from p2ptrain.plan.cost.ring import ring_bytes, ring_steps
-from p2ptrain.plan.types.bucket_sizes import BucketSizes
 from p2ptrain.plan.types.cluster import REFERENCE, ClusterDevice, ClusterLink
+from p2ptrain.plan.types.gradient_sums import BucketSizes, ring_bytes, ring_steps
 from p2ptrain.plan.types.profile import Profile
 
 PREFETCHED_PIECES = 2

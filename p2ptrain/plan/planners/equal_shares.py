@@ -19,8 +19,7 @@ import numpy as np
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, draft_pipeline
-from p2ptrain.plan.problem.coarsen import useful_cuts
-from p2ptrain.plan.problem.device_orders import likely_orders
+from p2ptrain.plan.problem.candidates import likely_orders, useful_cuts
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judged
 from p2ptrain.plan.problem.partition import Floats, Partition

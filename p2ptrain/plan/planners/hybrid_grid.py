@@ -18,11 +18,11 @@ from functools import cached_property
 
 import numpy as np
 
-from p2ptrain.plan.cost.ring import ring_seconds
 from p2ptrain.plan.planners.group_shares import Floats, Rows, SampleTimes, Truths, Wholes, divide
 from p2ptrain.plan.planners.published import Inner
-from p2ptrain.plan.problem.coarsen import useful_cuts
+from p2ptrain.plan.problem.candidates import useful_cuts
 from p2ptrain.plan.types.allocation import BatchSplit
+from p2ptrain.plan.types.gradient_sums import ring_seconds
 
 ALL_SIZES = 16
 """Up to so many steps every size of a group is looked at; else powers of two and the last ones."""

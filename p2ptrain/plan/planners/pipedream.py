@@ -36,9 +36,9 @@ from p2ptrain.plan.planners.published import (
     refuse_groups,
     refuse_short_models,
 )
+from p2ptrain.plan.problem.candidates import even_window
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judged
-from p2ptrain.plan.problem.micro_batch_sizes import even_window
 from p2ptrain.plan.problem.partition import Floats, Wholes, range_sums
 from p2ptrain.plan.problem.question import Answer, Question
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit

@@ -18,7 +18,7 @@ import numpy as np
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, alone, draft_groups
-from p2ptrain.plan.problem.device_orders import likely_orders
+from p2ptrain.plan.problem.candidates import likely_orders
 from p2ptrain.plan.problem.judge import Judged
 from p2ptrain.plan.problem.partition import Floats, range_sums
 from p2ptrain.plan.problem.question import Question

@@ -6,7 +6,7 @@ gains must repay the pause within the rounds that are left, or within REPAY_SECO
 number is unknown. Every change in the last MEMORY_SECONDS doubles the gain asked for: a device that
 flickers between two speeds causes a few moves, then the plan stays. Where staying is impossible (a
 device is gone, or has less memory than the plan needs) any plan will do. A change from one stage of
-all devices to several is doubted (`plan/prediction_bias.py`).
+all devices to several is doubted (`plan/compare_kinds.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from p2ptrain.plan.prediction_bias import bias_corrected_seconds, is_shared_whole
+from p2ptrain.plan.compare_kinds import bias_corrected_seconds, is_shared_whole
 from p2ptrain.plan.replan.migration import NOTHING, Migration
 from p2ptrain.plan.replan.replan import Replanned
 from p2ptrain.plan.types.plan import Plan

@@ -8,10 +8,10 @@ from heapq import nsmallest
 from itertools import chain, islice, pairwise, product
 from math import isfinite
 
+from p2ptrain.plan.cost.check_plan import WorkloadShare
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, UnplacedGroup, draft_groups, peak_bytes
-from p2ptrain.plan.cost.workload_share import WorkloadShare
-from p2ptrain.plan.problem.device_orders import whole_seconds
+from p2ptrain.plan.problem.candidates import whole_seconds
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.replan.fewest_bytes import Missing, cheapest_borders, slowest_seconds

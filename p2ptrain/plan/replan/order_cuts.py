@@ -18,9 +18,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from p2ptrain.plan.cost.check_plan import ROUNDING, WorkloadShare
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import StageGroup, UnplacedGroup, alone
-from p2ptrain.plan.cost.workload_share import ROUNDING, WorkloadShare
 from p2ptrain.plan.types.allocation import BatchSplit
 
 Floats: TypeAlias = NDArray[np.float64]

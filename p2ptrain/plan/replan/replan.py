@@ -24,11 +24,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from p2ptrain.errors import PlanError, size_text
+from p2ptrain.plan.compare_kinds import PlanMaker
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan
 from p2ptrain.plan.cost.cost_model import CostModel, cost_model
 from p2ptrain.plan.cost.draft import StageGroup, UnplacedGroup, draft_groups
 from p2ptrain.plan.planner_registry import plan_from_draft
-from p2ptrain.plan.prediction_bias import PlanMaker
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.question import Answer, Question
 from p2ptrain.plan.replan.light_search import LightSearch, ReplanEffort

@@ -23,8 +23,8 @@ from random import Random
 from typing import Any, TypeVar
 
 from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups
+from p2ptrain.plan.problem.candidates import neighbouring_splits
 from p2ptrain.plan.problem.judge import Judge, Judged
-from p2ptrain.plan.problem.micro_batch_sizes import neighbouring_splits
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.climb import climb_fine, spare_devices
 from p2ptrain.plan.search.fine_moves import (

@@ -23,7 +23,7 @@ from p2ptrain.plan.planners.equal_shares import judge_pp
 from p2ptrain.plan.planners.ftpipehd import judge_ftpipehd
 from p2ptrain.plan.planners.hybrid import judge_hybrid
 from p2ptrain.plan.planners.pipedream import judge_pipedream
-from p2ptrain.plan.problem.device_orders import whole_seconds
+from p2ptrain.plan.problem.candidates import whole_seconds
 from p2ptrain.plan.problem.infeasible import explain, unit_bytes
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Answer, Question

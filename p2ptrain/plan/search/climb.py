@@ -6,9 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import nsmallest
 
 from p2ptrain.plan.cost.draft import Draft
-from p2ptrain.plan.problem.device_orders import whole_seconds
+from p2ptrain.plan.problem.candidates import neighbouring_splits, whole_seconds
 from p2ptrain.plan.problem.judge import WORTH, Judge, Judged
-from p2ptrain.plan.problem.micro_batch_sizes import neighbouring_splits
 from p2ptrain.plan.search.fine_moves import fine_changes, other_depths
 from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.search.structure_moves import coarse_changes

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.ring import ring_bytes, ring_steps
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
+from p2ptrain.plan.types.gradient_sums import ring_bytes, ring_steps
 from p2ptrain.plan.types.request import PlanMode
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -23,9 +23,7 @@ from typing import TypeAlias
 import numpy as np
 
 from p2ptrain.plan.cost.draft import Draft, UnplacedGroup
-from p2ptrain.plan.problem.coarsen import useful_cuts
-from p2ptrain.plan.problem.device_orders import segment_orders
-from p2ptrain.plan.problem.micro_batch_sizes import even_window
+from p2ptrain.plan.problem.candidates import even_window, segment_orders, useful_cuts
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.segment_tables import (
     Floats,

@@ -15,8 +15,7 @@ from math import comb, isfinite, perm
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
-from p2ptrain.plan.problem.coarsen import useful_cuts
-from p2ptrain.plan.problem.device_orders import likely_orders, whole_seconds
+from p2ptrain.plan.problem.candidates import likely_orders, useful_cuts, whole_seconds
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.partition import (
     DevicePlacement,

@@ -31,9 +31,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from p2ptrain.plan.cost.allreduce_order import sent_in
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, device_loads, task_seconds
+from p2ptrain.plan.simulation.allreduce import sent_in
 from p2ptrain.plan.types.allocation import deal, max_in_window
 
 

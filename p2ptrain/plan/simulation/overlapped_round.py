@@ -16,7 +16,7 @@ What the plain model lacks is added around the engine, so that its loop stays as
 
 A ring all-reduce of g devices moves 2(g-1)/g of a bucket over every hop; the slowest hop paces all.
 Where the backward is split, the weight gradients still pending behind it are cut instead, the last
-units' first over all micro-batches. Where the all-reduce order turns (`allreduce_order.py`), units
+units' first over all micro-batches. Where the all-reduce order turns (`allreduce.py`), units
 before the turn are sent at the end, and the next round's forward waits for them unit by unit.
 """
 
@@ -31,7 +31,7 @@ from itertools import islice
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
 from p2ptrain.plan.cost.overlap import PREFETCHED_PIECES, HolderFeed
-from p2ptrain.plan.simulation.allreduce_tail import LaneSums, SplitTail, StageRing, ring_of
+from p2ptrain.plan.simulation.allreduce import LaneSums, SplitTail, StageRing, ring_of
 from p2ptrain.plan.simulation.engine import WEIGHED, Deferred, Engine, Lane, LaneSpan, TransferRoute
 
 

@@ -14,8 +14,8 @@ from typing import Annotated, Any, ClassVar, Literal
 from p2ptrain import markup
 from p2ptrain.errors import OptionError
 from p2ptrain.net.forms import By, Range, Rare, Seconds, Text
-from p2ptrain.plan.types.allocation import Allocation, BatchSplit
-from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
+from p2ptrain.plan.types.allocation import MAX_TILES, Allocation, BatchSplit, TileShape
+from p2ptrain.plan.types.gradient_sums import MAX_BYTES, USUAL
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.planning_file import (
     MANY,
@@ -27,7 +27,6 @@ from p2ptrain.plan.types.planning_file import (
     write_file,
 )
 from p2ptrain.plan.types.request import PlanMode
-from p2ptrain.plan.types.tile_shape import MAX_TILES, TileShape
 
 FORMAT = "p2ptrain.plan/1"
 

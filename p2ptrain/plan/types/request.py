@@ -49,7 +49,7 @@ class PlanRequest:
         only: names of the devices a plan may use; None = all. The holder feeds in any case.
         required: names of devices that must have a part.
         caps: by device name, the largest part of the round's work it may take (0 < cap <= 1).
-            Work is counted as in `plan/cost/workload_share.py`.
+            Work is counted as in `plan/cost/check_plan.py`.
         groups: whether a stage may have several devices.
         allocations: how these may divide its work: where a model looks across samples, dividing
             them changes what it learns, and dealing whole micro-batches does not.

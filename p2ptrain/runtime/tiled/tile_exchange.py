@@ -23,7 +23,7 @@ from p2ptrain.net.message import Fields, PartKind, Priority
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
 from p2ptrain.tiling.kernels.device_pass import Address
-from p2ptrain.tiling.kernels.tile_messages import (
+from p2ptrain.tiling.kernels.tile_steps import (
     GradientSums,
     Halo,
     HaloGradient,

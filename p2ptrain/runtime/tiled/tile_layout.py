@@ -22,8 +22,8 @@ from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.messages.tensors import Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import InputRef, NodeRef
+from p2ptrain.plan.types.allocation import TileShape, owners
 from p2ptrain.plan.types.feature_maps import MapNetwork, Region
-from p2ptrain.plan.types.tile_shape import TileShape, owners
 from p2ptrain.runtime.io.tensor_receiver import Expected
 from p2ptrain.tiling.kernels.kernels import cut_region
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part

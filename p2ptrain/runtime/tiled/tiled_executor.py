@@ -26,7 +26,7 @@ from p2ptrain.runtime.sync_executor import SyncStageExecutor
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
 from p2ptrain.state.snapshot_store import SnapshotStore
-from p2ptrain.tiling.kernels.tile_messages import TileMessage
+from p2ptrain.tiling.kernels.tile_steps import TileMessage
 
 
 class TiledStageExecutor(SyncStageExecutor):

@@ -25,8 +25,8 @@ from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.runtime.io.tensor_receiver import Expected
 from p2ptrain.runtime.tiled.tile_layout import StageTileLayout
 from p2ptrain.tiling.kernels.device_pass import Address, DevicePass
-from p2ptrain.tiling.kernels.tile_messages import TileMessage
 from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.kernels.tile_steps import TileMessage
 
 
 class TiledStage(Stage):

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError
 from p2ptrain.plan.types.feature_maps import MapNetwork
-from p2ptrain.tiling.kernels.tile_messages import Subject, TileMessage
 from p2ptrain.tiling.kernels.tile_pass import TilePass
 from p2ptrain.tiling.kernels.tile_program import TileProgram
+from p2ptrain.tiling.kernels.tile_steps import Subject, TileMessage
 
 Address: TypeAlias = tuple[int, Subject, int]
 """(receiving tile, what, from which tile): names a message of a pass."""

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.tiling.kernels.tile_messages import Subject, TileMessage
 from p2ptrain.tiling.kernels.tile_program import TileProgram
+from p2ptrain.tiling.kernels.tile_steps import Subject, TileMessage
 
 Key: TypeAlias = tuple[Subject, int]
 """(what, from which tile)."""

@@ -26,15 +26,16 @@ from p2ptrain.plan.types.feature_maps import Region
 from p2ptrain.tiling.kernels.kernels import add_to, copied, cut_region, embed_region, region_view
 from p2ptrain.tiling.kernels.recorded_segment import RecordedSegment
 from p2ptrain.tiling.kernels.tile_machine import Key, TileMachine, Work
-from p2ptrain.tiling.kernels.tile_messages import (
+from p2ptrain.tiling.kernels.tile_program import TileProgram, run_segment
+from p2ptrain.tiling.kernels.tile_steps import (
     GradientSums,
     Halo,
     HaloGradient,
     Moments,
+    Normalise,
     TileMessage,
+    TileSegment,
 )
-from p2ptrain.tiling.kernels.tile_program import TileProgram, run_segment
-from p2ptrain.tiling.kernels.tile_steps import Normalise, TileSegment
 from p2ptrain.tiling.kernels.tiled_normalisation import Statistics, combined, moments
 from p2ptrain.tiling.maps.grid import HaloTransfer
 

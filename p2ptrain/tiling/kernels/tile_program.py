@@ -24,11 +24,15 @@ from p2ptrain.tiling.kernels.kernels import (
     padded_by_hand,
     padding_first,
 )
-from p2ptrain.tiling.kernels.tile_messages import GradientSums, Halo, HaloGradient, Moments, Subject
 from p2ptrain.tiling.kernels.tile_steps import (
+    GradientSums,
+    Halo,
+    HaloGradient,
+    Moments,
     Normalise,
     Step,
     StepUses,
+    Subject,
     TileSegment,
     fused_step,
     steps_of,

@@ -21,8 +21,7 @@ from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.partition import Partition, Suffix, every_subset
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.shares import ShareDivider
-from p2ptrain.plan.types.allocation import Allocation, BatchSplit
-from p2ptrain.plan.types.tile_shape import owners
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit, owners
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.tiled_pipeline import (
     Passes,

@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise, product
 
+from p2ptrain.plan.types.allocation import TileShape, owners
 from p2ptrain.plan.types.feature_maps import (
     ELEMENTWISE,
     Axis,
@@ -32,7 +33,6 @@ from p2ptrain.plan.types.feature_maps import (
     Operation,
 )
 from p2ptrain.plan.types.profile import Pair, Profile, Spatial, Unit
-from p2ptrain.plan.types.tile_shape import TileShape, owners
 from p2ptrain.tiling.maps.grid import GroupLayout, TileGrid, first_normalised
 
 ITEMSIZE = 4

@@ -19,15 +19,14 @@ from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cost.check_plan import check_plan
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import place_seconds
-from p2ptrain.plan.problem.micro_batch_sizes import candidate_splits
+from p2ptrain.plan.problem.candidates import candidate_splits
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, group_of, simulate_draft
-from p2ptrain.plan.types.allocation import Allocation, BatchSplit
+from p2ptrain.plan.types.allocation import MAX_TILES, Allocation, BatchSplit, TileShape, owners
 from p2ptrain.plan.types.cluster import PROCESSOR, Cluster
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
-from p2ptrain.plan.types.tile_shape import MAX_TILES, TileShape, owners
 from p2ptrain.plan.types.timeline import TimelineEntry
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.pipelined_tiling import best_pipelined

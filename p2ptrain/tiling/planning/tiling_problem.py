@@ -18,7 +18,7 @@ from p2ptrain.errors import OptionError, PlanError, size_text
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.cluster import REFERENCE, ClusterLink, Overheads
 from p2ptrain.plan.types.feature_maps import MapNetwork
-from p2ptrain.plan.types.state_bytes import StateBytes
+from p2ptrain.plan.types.profile import StateBytes
 
 OF_TILES = replace(REFERENCE, message_seconds=3e-4, byte_seconds=2.5e-9)
 """One core of a server, of messages between tiles: several are made and read in the same turns of

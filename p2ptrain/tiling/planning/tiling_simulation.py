@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from p2ptrain.errors import InternalError
-from p2ptrain.plan.cost.ring import ring_seconds
+from p2ptrain.plan.types.gradient_sums import ring_seconds
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import (
     GroupCost,

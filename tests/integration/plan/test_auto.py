@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from p2ptrain.plan.cost.check_plan import check_memory, check_plan
-from p2ptrain.plan.cost.workload_share import ROUNDING, plan_parts
+from p2ptrain.plan.cost.check_plan import ROUNDING, check_memory, check_plan, plan_parts
 from p2ptrain.plan.planner_registry import PLANNERS
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation

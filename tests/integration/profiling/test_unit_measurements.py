@@ -18,7 +18,7 @@ from p2ptrain.net.write_form import write_form
 from p2ptrain.profiling import unit_chain
 from p2ptrain.profiling.measure_units import UnitMeasurements, measure_units, work_on
 from p2ptrain.profiling.unit_chain import UnitChain
-from p2ptrain.profiling.unit_runner import CpuClock
+from p2ptrain.profiling.unit_passes import CpuClock
 from tests.support import reference, zoo
 from tests.support.prepared_models import prepare
 

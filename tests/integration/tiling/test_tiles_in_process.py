@@ -12,9 +12,9 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.plan.types.cluster import ClusterLink
-from p2ptrain.tiling.kernels.tile_messages import Halo, Moments, TileMessage
 from p2ptrain.tiling.kernels.tile_pass import TilePass
 from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.kernels.tile_steps import Halo, Moments, TileMessage
 from p2ptrain.tiling.maps.grid_layout import GridLayout
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice

@@ -21,7 +21,7 @@ from p2ptrain.holder.start.prepare import prepare
 from p2ptrain.job.job import Job, MicroBatch
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
-from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.plan.types.allocation import TileShape
 from tests.integration.training.group_plans import DEALT, Stage, dealt, device_count, divided, force
 from tests.integration.training.household import NO_FIRST_WEIGHTS, Devices, devices
 from tests.integration.training.test_tiles import forced

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from p2ptrain.coordinator import plan_search
+from p2ptrain.coordinator import service
 from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.plan.types.plan import Plan
@@ -33,8 +33,8 @@ async def test_beside_training_a_process_of_the_fastest_finds_the_same(
         hastes.append(haste)
         return await real(work, SearchPriority.PROMPT)  # how it rests is shown by `test_apart`
 
-    real = plan_search.run_in_child
-    monkeypatch.setattr(plan_search, "run_in_child", apart)
+    real = service.run_in_child
+    monkeypatch.setattr(service, "run_in_child", apart)
     searches = {name: routed(mesh[name]) for name in NAMES}
     household = measured_household(ids_of(mesh), b=0.2)
     plan = await searches["c"].plan(PlanQuestion(REQUEST, household), SearchPriority.IDLE)

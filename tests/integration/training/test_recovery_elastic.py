@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from p2ptrain import events
-from p2ptrain.coordinator import evaluate_replan, plan_cluster, plan_search
+from p2ptrain.coordinator import evaluate_replan, plan_cluster
+from p2ptrain.coordinator import service as planning
 from p2ptrain.coordinator.evaluate_replan import ReplanEvaluation
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster
 from p2ptrain.coordinator.plan_question import ReplanReply
@@ -289,7 +290,7 @@ async def test_who_comes_while_another_dies_keeps_nobody_waiting(
         loop = asyncio.get_running_loop()
         monkeypatch.setattr(device_profile, "measure", measured)
         if alone:
-            monkeypatch.setattr(plan_search, "replan_cluster", short)
+            monkeypatch.setattr(planning, "replan_cluster", short)
         course = Course(household, {5: come_and_die})
         hold_rounds(monkeypatch, LONG - 10, lambda: "d" in used(household))
         await household.holder_run(job, options, listen).run()
@@ -380,7 +381,7 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
         raise PeerError("a device does not answer")
 
     monkeypatch.setattr(evaluate_replan, "replan_cluster", short)
-    monkeypatch.setattr(plan_search, "replan_cluster", short)
+    monkeypatch.setattr(planning, "replan_cluster", short)
     if not looked:
         monkeypatch.setattr(ReplanEvaluation, "answer", fails)
     wanted, job = undisturbed(momentum_job()), momentum_job()

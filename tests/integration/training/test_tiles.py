@@ -18,13 +18,12 @@ from p2ptrain.events import Eval, Event, Step
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
-from p2ptrain.plan.types.allocation import Allocation, BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit, TileShape
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.schedule import usual_warmup
-from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.integration.training.household import Devices, devices
 from tests.support import reference

@@ -13,7 +13,7 @@ from p2ptrain.events import Event, Failure, Plan, Recovered, Step
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.tensors import MicroBatchSlice
 from p2ptrain.runtime.tiled.tile_exchange import TileExchange
-from p2ptrain.tiling.kernels.tile_messages import GradientSums, HaloGradient, Moments, TileMessage
+from p2ptrain.tiling.kernels.tile_steps import GradientSums, HaloGradient, Moments, TileMessage
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_holder import Process
 from tests.integration.training.test_tiles import TOLERANCE, check_replicas, job

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from p2ptrain.coordinator import plan_search
+from p2ptrain.coordinator import service
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
 from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.coordinator.plan_question import PlanQuestion
-from p2ptrain.coordinator.plan_search import PlanSearch, fastest
+from p2ptrain.coordinator.service import PlanSearch, fastest
 from p2ptrain.errors import NotCoordinator, PeerError, PlanError, ProtocolError
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import SEARCH_PLAN
@@ -169,7 +169,7 @@ class Endless:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.begun, self.ended = asyncio.Event(), asyncio.Event()
-        monkeypatch.setattr(plan_search, "run_in_child", self._search)
+        monkeypatch.setattr(service, "run_in_child", self._search)
 
     async def _search(self, _work: Callable[[ChildProcess], Plan], _haste: SearchPriority) -> Plan:
         self.begun.set()
@@ -237,7 +237,7 @@ async def test_a_plan_of_strangers_is_not_taken(
         ),
     )
     answers = iter([wrong, right])
-    monkeypatch.setattr(plan_search, "plan_cluster", lambda *_question: next(answers))
+    monkeypatch.setattr(service, "plan_cluster", lambda *_question: next(answers))
     routed(mesh["b"])
     assert await routed(mesh["c"]).plan(PlanQuestion(REQUEST, household)) == right
 

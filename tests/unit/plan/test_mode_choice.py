@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.plan.mode_choice import (
+from p2ptrain.plan.compare_kinds import (
     MIN_GAIN,
     PER_LATE_UPDATE,
     choose,

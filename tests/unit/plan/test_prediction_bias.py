@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.prediction_bias import (
+from p2ptrain.plan.compare_kinds import (
     DOUBT,
     NOT_THERE,
     bias_checked_change,

@@ -8,7 +8,7 @@ from p2ptrain.coordinator.measured_cluster import MeasuredDevice, overheads_of
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.profiling.overhead_yardsticks import YARDSTICK_SECONDS, measure_overheads
 from p2ptrain.profiling.profile_cache import ProfileCache
-from p2ptrain.profiling.unit_runner import CpuClock
+from p2ptrain.profiling.unit_passes import CpuClock
 
 
 def ticking(cpu_step: float, wall_step: float) -> CpuClock:

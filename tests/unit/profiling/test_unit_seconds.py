@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.plan.types.unit_times import UnitTimes
-from p2ptrain.profiling.unit_seconds import (
+from p2ptrain.profiling.unit_passes import (
     MIN_OWN_PART,
     BatchPasses,
     UnitPass,

@@ -7,8 +7,13 @@ from typing import Any
 import pytest
 
 from p2ptrain.plan.types.unit_times import UnitTimes
-from p2ptrain.profiling.unit_runner import CpuClock, TimingLimits, UnitTimings
-from p2ptrain.profiling.unit_seconds import BatchPasses, WholePass
+from p2ptrain.profiling.unit_passes import (
+    BatchPasses,
+    CpuClock,
+    TimingLimits,
+    UnitTimings,
+    WholePass,
+)
 from p2ptrain.profiling.unit_timing import (
     MAXIMUM_PASSES,
     SECOND_SIZE,

@@ -11,9 +11,8 @@ from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer_spec import SGD
-from p2ptrain.plan.types.allocation import Allocation
+from p2ptrain.plan.types.allocation import Allocation, TileShape
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
-from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.recovery.version import Version
 from p2ptrain.worker.generation_builder import (
     ShortOf,

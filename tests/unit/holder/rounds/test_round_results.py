@@ -8,8 +8,7 @@ from p2ptrain.errors import InternalError, PeerError
 from p2ptrain.holder.rounds.round_results import diagnose
 from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.messages.findings import NonFiniteFinding
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.plan.types.allocation import Allocation, TileShape
 
 SHAPE = TileShape((1.0, 1.0), (1.0,), (0, 2), aligned=True)
 GROUP = StageAssignment(0, 2, 2, ("a", "b", "c"), (1, 1, 1))

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.plan.cost.allreduce_order import allreduce_turn
 from p2ptrain.plan.cost.cost_model import CostModel
+from p2ptrain.plan.simulation.allreduce import allreduce_turn
 from p2ptrain.plan.simulation.simulate import draft_of
-from p2ptrain.plan.types.bucket_sizes import MIN_BYTES, TURNED_PART, USUAL
 from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.plan.types.gradient_sums import MIN_BYTES, TURNED_PART, USUAL
 from tests.support import planning_examples
 from tests.unit.plan.simulation.test_overlap import shared_plan
 

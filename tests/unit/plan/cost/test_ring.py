@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.plan.cost.ring import ring_bytes, ring_seconds, ring_steps
+from p2ptrain.plan.types.gradient_sums import ring_bytes, ring_seconds, ring_steps
 
 
 @given(st.integers(2, 9), st.integers(1, 50))

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from p2ptrain.plan.cost.check_plan import WorkloadShare
 from p2ptrain.plan.cost.draft import Draft, StageGroup
-from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes

@@ -16,8 +16,8 @@ from p2ptrain.plan.planners.data_parallel import judge_dp
 from p2ptrain.plan.planners.ftpipehd import judge_ftpipehd
 from p2ptrain.plan.planners.hybrid import judge_hybrid
 from p2ptrain.plan.planners.pipedream import judge_pipedream
+from p2ptrain.plan.problem.candidates import candidate_splits
 from p2ptrain.plan.problem.judge import Judge, Judged
-from p2ptrain.plan.problem.micro_batch_sizes import candidate_splits
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.profile import Profile

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.problem.coarsen import useful_cuts
+from p2ptrain.plan.problem.candidates import useful_cuts
 from p2ptrain.plan.types.profile import Profile
 from tests.support.planning_examples import cluster, profile
 

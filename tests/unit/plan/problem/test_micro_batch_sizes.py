@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.plan.problem.micro_batch_sizes import MAX_WINDOW, even_window
+from p2ptrain.plan.problem.candidates import MAX_WINDOW, even_window
 from p2ptrain.plan.types.allocation import BatchSplit
 
 

@@ -10,9 +10,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import PlanError
-from p2ptrain.plan.cost.check_plan import check_memory, check_plan
+from p2ptrain.plan.cost.check_plan import WorkloadShare, check_memory, check_plan
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.workload_share import WorkloadShare
 from p2ptrain.plan.replan.migration import PAUSE_TOLERANCE
 from p2ptrain.plan.replan.replan import Replanned, living_cluster, replan, respipe
 from p2ptrain.plan.replan.replica_holders import place_replicas

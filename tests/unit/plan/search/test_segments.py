@@ -10,7 +10,7 @@ import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, peak_bytes
-from p2ptrain.plan.problem.device_orders import segment_orders
+from p2ptrain.plan.problem.candidates import segment_orders
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.segment_tables import SegmentTables, group_options

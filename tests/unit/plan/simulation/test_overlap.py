@@ -7,14 +7,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
-from p2ptrain.plan.cost.allreduce_order import sent_in
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.overlap import COPY_PART, FEED_MESSAGES, LOAD_MESSAGES, ROUND_MESSAGES
+from p2ptrain.plan.simulation.allreduce import sent_in
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
-from p2ptrain.plan.types.bucket_sizes import MIN_BYTES
 from p2ptrain.plan.types.cluster import REFERENCE, Cluster, ClusterDevice, ClusterLink, Overheads
+from p2ptrain.plan.types.gradient_sums import MIN_BYTES
 from p2ptrain.plan.types.plan import DeviceShare, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.tiling.planning.make_plan import make_plan

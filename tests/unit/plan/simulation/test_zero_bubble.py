@@ -14,8 +14,8 @@ from p2ptrain.plan.cost.overlap import SPLIT_FACTOR
 from p2ptrain.plan.simulation.bound import lower_bound
 from p2ptrain.plan.simulation.simulate import Simulation, draft_of, simulate
 from p2ptrain.plan.types.allocation import BatchSplit
-from p2ptrain.plan.types.bucket_sizes import MIN_BYTES
 from p2ptrain.plan.types.cluster import REFERENCE, Cluster, Overheads
+from p2ptrain.plan.types.gradient_sums import MIN_BYTES
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.schedule import ScheduleAction, ZeroBubble, one_f_one_b

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import draft_pipeline, peak_bytes
-from p2ptrain.plan.problem.micro_batch_sizes import MAX_SIZES, candidate_splits
+from p2ptrain.plan.problem.candidates import MAX_SIZES, candidate_splits
 from p2ptrain.plan.types.allocation import MAX_SAMPLES, BatchSplit
 from p2ptrain.plan.types.request import PlanRequest
 from tests.support import planning_examples

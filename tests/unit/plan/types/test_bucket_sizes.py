@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, MIN_BYTES, USUAL, BucketSizes
 from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.plan.types.gradient_sums import MAX_BYTES, MIN_BYTES, USUAL, BucketSizes
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples

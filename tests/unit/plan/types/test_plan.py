@@ -11,8 +11,8 @@ import pytest
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.plan.cost.check_plan import check_memory, check_plan
 from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.bucket_sizes import MAX_BYTES, USUAL
 from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.plan.types.gradient_sums import MAX_BYTES, USUAL
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.planning_file import LARGEST_WHOLE
 from p2ptrain.plan.types.request import PlanRequest

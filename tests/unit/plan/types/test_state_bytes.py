@@ -8,8 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.state_bytes import StateBytes
+from p2ptrain.plan.types.profile import Profile, StateBytes
 from tests.support import planning_examples
 
 SIZES = st.integers(0, 1 << 40)

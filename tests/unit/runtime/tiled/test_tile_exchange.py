@@ -20,13 +20,12 @@ from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, StreamId
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.plan.types.allocation import Allocation
-from p2ptrain.plan.types.tile_shape import TileShape
+from p2ptrain.plan.types.allocation import Allocation, TileShape
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.runtime.tiled.tile_exchange import FLOW, TileExchange
 from p2ptrain.runtime.tiled.tile_layout import StageTileLayout
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
-from p2ptrain.tiling.kernels.tile_messages import Halo, TileMessage
+from p2ptrain.tiling.kernels.tile_steps import Halo, TileMessage
 from tests.support.memory_household import MemoryHousehold
 
 LINE = StreamId(GenerationKey("job", 1), 0, FLOW)

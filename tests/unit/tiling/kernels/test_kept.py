@@ -13,9 +13,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from p2ptrain.model.graph.nodes import Argument, NodeRef, StateRef
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
 from p2ptrain.tiling.kernels.recorded_segment import RecordedSegment
-from p2ptrain.tiling.kernels.tile_messages import TileMessage
 from p2ptrain.tiling.kernels.tile_pass import TilePass
 from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.kernels.tile_steps import TileMessage
 from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.tiled_descriptions import CHANNELS, HEIGHT, IMAGE, WIDTH, convolution, describe
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from p2ptrain.errors import OptionError
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
+from p2ptrain.plan.types.allocation import TileShape
 from p2ptrain.plan.types.feature_maps import ELEMENTWISE, AxisSpan, AxisWindow, MapNetwork, MapUnit
-from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.tiling.maps.grid import GridError, lines_by_weight
 from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.feature_maps import chain, drawn_networks

@@ -7,14 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from p2ptrain.coordinator.plan_expectations import round_work
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.allocation import Allocation, BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit, TileShape
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.tiling.planning.make_plan import make_plan
-from p2ptrain.tiling.planning.round_work import round_work
 from p2ptrain.tiling.planning.tiled_plan import costs_of, round_of
 from p2ptrain.tiling.planning.tiling_problem import TileLinks
 from tests.unit.tiling.planning.test_tiled_plan import (

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from p2ptrain.coordinator.plan_expectations import round_work
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
@@ -14,7 +15,6 @@ from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.pipelined_tiling import best_pipelined
-from p2ptrain.tiling.planning.round_work import round_work
 from p2ptrain.tiling.planning.tiled_pipeline import (
     Passes,
     TrailingPipeline,

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from p2ptrain.plan.types.allocation import TileShape
 from p2ptrain.plan.types.feature_maps import ELEMENTWISE
-from p2ptrain.plan.types.tile_shape import TileShape
 from p2ptrain.tiling.planning.profile_maps import copied_bytes
 from tests.support.feature_maps import chain
 from tests.support.tiling_examples import CONVOLUTION

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from p2ptrain.coordinator.plan_expectations import round_work
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, alone, draft_groups, place_seconds
 from p2ptrain.plan.simulation.simulate import round_seconds
@@ -18,7 +19,6 @@ from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.plan import DeviceShare, Plan
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
-from p2ptrain.tiling.planning.round_work import round_work
 from p2ptrain.tiling.planning.tiled_pipeline import (
     Passes,
     TrailingPipeline,

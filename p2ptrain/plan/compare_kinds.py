@@ -1,4 +1,4 @@
-"""What a prediction is worth, where plans of two kinds are compared: pure.
+"""Plans of two kinds compared: pipelines with one stage of all devices, rounds with no barrier.
 
     predicted  |== pipeline ==|          |==== one stage of all ====|
     measured   |======= pipeline =======||===== one stage of all =====|
@@ -7,13 +7,24 @@ Among thousands of pipelines the search finds those that errors of the profiles 
 stages wait for each other wherever one takes longer than predicted. Of plans with one stage of all
 devices there are few to choose from, so their predictions have no such bias. A comparison of the
 two kinds takes it off (docs/decisions/006); predictions stay what the simulation says.
+
+Of rounds and no barrier that is better which reaches the same accuracy sooner, as far as is known:
+
+    seconds to accuracy = seconds of an update x updates that are needed
+    updates needed     ~ 1 + PER_LATE_UPDATE x (mean over stages of the updates weights are old by)
+
+Seconds are those of the plain cost model, which flatters rounds: it leaves out messages. Delays
+cost a term that grows in proportion to them (Arjevani et al. 2020, "A tight convergence analysis
+for stochastic gradient descent with delayed updates"); how much of it shows depends on the job. The
+constants are rounded up from docs/results/async.md. Where both are equal, or nearly, rounds are
+taken: they are exact.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from p2ptrain.errors import PlanError
@@ -21,6 +32,7 @@ from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
+from p2ptrain.plan.types.weight_versions import Weights, depths_of, updates_late
 
 PlanMaker: TypeAlias = Callable[[Profile, Cluster, PlanRequest], Plan]
 """Makes a plan from zero. The one that knows tiles too is `tiling.planning.make_plan.make_plan`."""
@@ -132,3 +144,72 @@ def is_doubted(plan: Plan) -> bool:
     """Whether several ordinary stages wait for each other, as they do in rounds."""
     waits = plan.mode is PlanMode.SYNC and len(plan.stages) > 1
     return waits and plan.stages[0].tiling is None
+
+
+PER_LATE_UPDATE: Mapping[Weights, float] = {
+    Weights.STASHED: 0.15,
+    Weights.UNSTASHED: 0.15,  # for completeness: never chosen
+    Weights.VERTICAL: 1.5,
+    Weights.DOUBLE: 0.5,
+}
+"""How many times more updates, for each update by which weights are old on average. Least where the
+last stage, which learns most from a mini-batch, has the newest."""
+
+MIN_GAIN = 1.05
+"""Less is within the errors of what is predicted."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModeChoice:
+    """Which mode, and why in a sentence."""
+
+    mode: PlanMode
+    reason: str
+
+
+def lags(devices: Sequence[int], weights: Weights) -> tuple[int, ...]:
+    """By stage of so many devices each, the updates by which a mini-batch's weights are old."""
+    depths = depths_of(devices)
+    return tuple(updates_late(weights, depth, depths[0]) for depth in depths)
+
+
+def more_updates(late: Sequence[int], weights: Weights) -> float:
+    """How many times as many updates lead to the same accuracy; `late` by stage."""
+    return 1 + PER_LATE_UPDATE[weights] * sum(late) / len(late)
+
+
+def choose(
+    rounds_seconds: float, free_seconds: float, late: Sequence[int], weights: Weights
+) -> ModeChoice:
+    """Between seconds of an update in rounds and without a barrier.
+
+    Args:
+        late: of the plan without a barrier, by stage.
+    """
+    factor = more_updates(late, weights)
+    gain = rounds_seconds / (free_seconds * factor)
+    mode = PlanMode.ASYNC if gain >= MIN_GAIN else PlanMode.SYNC
+    found = (
+        f"a step takes {rounds_seconds:.3g} s with sync and {free_seconds:.3g} s with async, "
+        f"which needs {factor:.3g} times as many steps for the same accuracy, because its weights "
+        f"are {sum(late) / len(late):.3g} steps old on average"
+    )
+    if mode is PlanMode.ASYNC:
+        return ModeChoice(mode, f"{found}: async is {gain:.2f} times faster")
+    if gain > 1:
+        return ModeChoice(
+            mode, f"{found}: async is {gain:.2f} times faster, which is too little to use it"
+        )
+    return ModeChoice(mode, f"{found}: sync is {1 / gain:.2f} times faster")
+
+
+def choose_mode(rounds: Plan, rounds_seconds: float, free: Plan, weights: Weights) -> Plan:
+    """One of two plans for the same mini-batches, with the reason.
+
+    Args:
+        rounds_seconds: of an update by `rounds`, by the model that `free` is predicted by.
+    """
+    late = lags([len(stage.devices) for stage in free.stages], weights)
+    samples = rounds.split.batch_size
+    choice = choose(rounds_seconds, samples / free.predicted.samples_per_s, late, weights)
+    return replace(free if choice.mode is PlanMode.ASYNC else rounds, mode_reason=choice.reason)

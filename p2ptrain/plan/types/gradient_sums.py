@@ -1,4 +1,4 @@
-"""How many bytes of gradients a group sums together: pure.
+"""How many bytes of gradients a group sums together, and what its ring takes for them: pure.
 
 Each bucket costs every device of a group of g 4(g-1) messages, however small, and each message
 wakes a processor. Links wait for the first bucket, and updates for the last one, for as long as it
@@ -7,6 +7,8 @@ takes to send. So what is small depends on the links.
     bytes in buckets      before        1  2        4        4       2  1
     made by a backward    ------------>|==|====|========|========|====|==|
     links stand still until here ------^             rounds wait for this -^
+
+Around a ring of g devices they go in 2(g-1) steps, each with a g-th part of the bytes.
 """
 
 from __future__ import annotations
@@ -57,3 +59,20 @@ class BucketSizes:
 
 USUAL = BucketSizes()
 """On links of up to 100 Mbit/s."""
+
+
+def ring_steps(devices: int) -> int:
+    """Messages that each of so many devices sends, one after the other."""
+    return 2 * (devices - 1)
+
+
+def ring_bytes(devices: int, summed_bytes: float) -> float:
+    """What each of them sends, and receives, where so many bytes are summed."""
+    return ring_steps(devices) / devices * summed_bytes
+
+
+def ring_seconds(
+    devices: int, summed_bytes: float, bytes_per_s: float, latency_s: float = 0.0
+) -> float:
+    """Until every device has the sum; the slowest link and the longest latency count."""
+    return ring_bytes(devices, summed_bytes) / bytes_per_s + ring_steps(devices) * latency_s
