@@ -120,11 +120,11 @@ def _best(
 
 
 def _drafted(drafter: Drafter, split: BatchSplit, layout: Layout) -> Draft | None:
-    """The pipeline with the shares and depths of least bound."""
+    """The pipeline with the shares of least bound."""
     if drafter.judge.cost.mode is PlanMode.ASYNC:
         dealing = [len(stage.devices) for stage in layout[1] if stage.deals]
         split = even_window(split, dealing or [1])
-    return min(drafter.drafts(split, *layout), key=drafter.judge.bound, default=None)
+    return min(drafter.usual(split, *layout), key=drafter.judge.bound, default=None)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

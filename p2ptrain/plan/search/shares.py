@@ -196,10 +196,15 @@ class Drafter:
     def drafts(
         self, split: BatchSplit, borders: Sequence[int], stages: Sequence[Stage]
     ) -> Iterator[Draft]:
-        """Shares by speed, and where memory makes that shallow shares that leave it room.
+        """With usual depths, and deeper ones where those may be faster by the bound."""
+        for draft in self.usual(split, borders, stages):
+            yield draft
+            yield from self.judge.deepened(draft)
 
-        With usual depths, and deeper ones where those may be faster by the bound.
-        """
+    def usual(
+        self, split: BatchSplit, borders: Sequence[int], stages: Sequence[Stage]
+    ) -> Iterator[Draft]:
+        """Shares by speed, and where memory makes that shallow shares that leave it room."""
         shallow = self._drafted(split, borders, stages, (1,) * len(stages))
         if shallow is None:
             return
@@ -214,7 +219,6 @@ class Drafter:
         for draft in dict.fromkeys(drafts):
             if self.question.allow(draft):
                 yield draft
-                yield from self.judge.deepened(draft)
 
     def resized(self, draft: Draft, split: BatchSplit) -> Iterator[Draft]:
         """The same structure with micro-batches of another size."""
