@@ -110,9 +110,29 @@ def private_units(description: ModelDescription) -> tuple[int, int]:
     (all, 0) where they meet.
     """
     count = len(description.units)
-    first = max((_last_raw_boundary(description, mode) for mode in RoundMode), default=0) + 1
-    last = count - min(_first_target_unit(description, mode) for mode in RoundMode)
-    return (first, last) if first + last < count else (count, 0)
+    raw, target = _private_ends(description)
+    return (raw + 1, count - target) if raw + 1 < target else (count, 0)
+
+
+def why_all_private(description: ModelDescription) -> str:
+    """Why no unit may be another device's; "" where one may."""
+    if private_units(description) != (len(description.units), 0):
+        return ""
+    raw, target = _private_ends(description)
+    names = [description.units[unit].name for unit in (raw, target)]
+    decodes = " (a decoder's input is made of the labels)" if target <= raw else ""
+    return (
+        f"with --private this device trains alone: {names[0]!r} still reads what the data gives, "
+        f"and {names[1]!r} reads labels already{decodes}, so no layer lies between"
+    )
+
+
+def _private_ends(description: ModelDescription) -> tuple[int, int]:
+    """The last unit that reads raw inputs, and the first that reads targets."""
+    return (
+        max(_last_raw_boundary(description, mode) for mode in RoundMode),
+        min(_first_target_unit(description, mode) for mode in RoundMode),
+    )
 
 
 def _last_raw_boundary(description: ModelDescription, mode: RoundMode) -> int:

@@ -35,7 +35,12 @@ from p2ptrain.holder.start.micro_batch import (
     settled,
     why_synchronous_only,
 )
-from p2ptrain.holder.start.model_limits import Across, check_asynchronous, read_sharing
+from p2ptrain.holder.start.model_limits import (
+    Across,
+    check_asynchronous,
+    read_sharing,
+    why_all_private,
+)
 from p2ptrain.holder.start.prepared_job import CapturedAgain, PreparedJob, from_checkpoint, resumed
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.chosen_optimizer import (
@@ -91,6 +96,12 @@ def prepare(job: Job, options: TrainOptions, again: CapturedAgain | None = None)
             f"{_few(untrained)} require a gradient, and are in no group of the optimizer: they are "
             "not trained, and count as frozen"
         )
+    if (
+        options.private
+        and not options.local
+        and (why := why_all_private(prepared.captured.description))
+    ):
+        warnings.append(why)
     if left:
         warnings.append(
             f"{_few(left)}: .grad holds gradients from before the Job. Plain torch's loop would "

@@ -144,3 +144,30 @@ def test_samples_that_the_model_does_not_take_are_the_script_s_fault(
 ) -> None:
     with pytest.raises(ScriptError, match=told):
         _labelled(labels, model)
+
+
+class EncoderDecoder(nn.Module):
+    """Its decoder reads the labels, one place later, and by the mask what the encoder gives."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.encoder = nn.Embedding(9, 4), nn.Linear(4, 4)
+        self.answers, self.decoder = nn.Embedding(9, 4), nn.Linear(4, 9)
+
+    def forward(self, words: Tensor, mask: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        encoded = self.encoder(self.words(words)).tanh()
+        answers = self.answers(labels.roll(1, 1))
+        seen = (encoded * mask.unsqueeze(-1)).mean(dim=1, keepdim=True)
+        logits = self.decoder(answers + seen)
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
+        return {"loss": loss, "logits": logits}
+
+
+def test_with_private_the_layers_that_leave_none_between_are_named() -> None:
+    ids = torch.arange(32).reshape(8, 4) % 9
+    data = [{"words": row, "mask": torch.ones(4), "labels": row} for row in ids]
+    job = Job(EncoderDecoder(), data, None, SGD(lr=0.1), batch_size=4, micro_batch=4)
+    (why,) = prepare(job, TrainOptions(private=True)).warnings
+    assert why.startswith("with --private this device trains alone: 'answers' still reads")
+    assert "'answers' reads labels already (a decoder's input is made of the labels)" in why
+    assert not prepare(job, TrainOptions()).warnings
