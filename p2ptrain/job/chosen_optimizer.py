@@ -16,11 +16,12 @@ from torch import Tensor, nn
 from p2ptrain.errors import OptionError
 from p2ptrain.model.stage.optimizer import Layout
 from p2ptrain.model.stage.optimizer_form import GROUPS_LIMIT, OptimizerSpec, Value, plain_value
-from p2ptrain.model.stage.optimizer_numbers import (
+from p2ptrain.model.stage.optimizer_spec import (
     NAMES,
     arguments_of,
+    check,
+    over,
 )
-from p2ptrain.model.stage.optimizer_spec import check, over
 
 Optimizer: TypeAlias = OptimizerSpec | torch.optim.Optimizer
 

@@ -17,7 +17,7 @@ from typing import Literal, SupportsIndex, TypeVar
 
 from p2ptrain.errors import OptionError
 from p2ptrain.job.asynchrony import PLANNER, AsyncOptions, FtpipehdOptions
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.plan.types.weight_versions import Weights
 
 

@@ -34,7 +34,7 @@ from p2ptrain.model.stage.optimizer_form import (
     columns_of,
     plain_value,
 )
-from p2ptrain.model.stage.optimizer_numbers import (
+from p2ptrain.model.stage.optimizer_spec import (
     LARGEST,
     check_columns,
 )

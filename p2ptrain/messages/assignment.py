@@ -11,7 +11,7 @@ from p2ptrain.job.rounds import MOST_LENGTHS
 from p2ptrain.messages.plan_request import HINT_LENGTH
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.net.fields import DEVICES_LIMIT
 from p2ptrain.net.forms import Count, Flat, Id, Length, Positive, Range, Rare, Text
 from p2ptrain.net.parts import Blob

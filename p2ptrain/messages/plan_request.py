@@ -24,7 +24,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import PASSED_OVER
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Count, Id, Length, Positive, Range, Rare, Text
 from p2ptrain.net.message import Message

@@ -12,7 +12,7 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.job.rounds import MOST_LENGTHS, Round, RoundMode
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.wire.tensor_codec import pack
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Count, Flat, Key, Length, Positive, Rare, Text
 from p2ptrain.net.message import Message, PartKind

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.model.wire.rounding import applies, round_trip_
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.plan.types.gradient_sums import USUAL
 
 BucketSize: TypeAlias = Callable[[int, int], int]

@@ -32,7 +32,7 @@ from p2ptrain.model.graph.nodes import StateRef
 from p2ptrain.model.stage.finite import Broken
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.tensor_codec import HostBuffer
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.plan.types.gradient_sums import USUAL
 from p2ptrain.runtime.allreduce_buckets import (
     BucketSize,

@@ -29,8 +29,8 @@ from p2ptrain.messages.kinds import FETCH_MODEL, MEASURE_LINKS, MEASURE_PROFILE,
 from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
 from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.stage.determinism import check_default_type
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
+from p2ptrain.model.stage.random_operators import check_default_type
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.parts import limited, part_of
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY, MemoryBudgets

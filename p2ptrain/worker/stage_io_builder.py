@@ -14,7 +14,7 @@ from p2ptrain.messages.tensors import SampleRange, StreamId
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.values import sample_dimension
 from p2ptrain.model.stage.stage import Stage
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.plan.types.gradient_sums import BucketSizes
 from p2ptrain.runtime.allreduce import FLOW, RingAllReduce
 from p2ptrain.runtime.device import LocalDevice

@@ -370,7 +370,7 @@ def override(job: Job, args: argparse.Namespace) -> Job:
 def train_options(args: argparse.Namespace) -> TrainOptions:
     """How to run the job."""
     from p2ptrain.job.train_options import ReplanMethod, TrainOptions
-    from p2ptrain.model.wire.wire_format import WireFormat
+    from p2ptrain.model.wire.tensor_layout import WireFormat
 
     return TrainOptions(
         wait_for=args.wait_for,

@@ -23,9 +23,9 @@ from p2ptrain.job.job import LOSS, Metric, accumulates
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.sample_independence.division_probe import with_own_buffers
-from p2ptrain.model.stage.determinism import randomness_lock
 from p2ptrain.model.stage.failures import OPERATORS_RAISE
 from p2ptrain.model.stage.program import Program
+from p2ptrain.model.stage.random_operators import randomness_lock
 from p2ptrain.model.stage.stage import NO_SEED
 from p2ptrain.process.memory_budget import usable_memory_bytes
 

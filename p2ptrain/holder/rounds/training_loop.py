@@ -52,8 +52,8 @@ from p2ptrain.job.rounds import (
 from p2ptrain.job.state_callback import StateCallback
 from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey
-from p2ptrain.model.stage.determinism import randomness_lock
 from p2ptrain.model.stage.optimizer_form import AS_GIVEN
+from p2ptrain.model.stage.random_operators import randomness_lock
 from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, SKIPPED, Seat
 from p2ptrain.recovery.loss_scale import LEAST_SCALE, MANY_SKIPPED, LossScale
 from p2ptrain.recovery.version import Version

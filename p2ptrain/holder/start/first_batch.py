@@ -34,8 +34,8 @@ from p2ptrain.model.capture.export_errors import FailsItself, apart_from, user_p
 from p2ptrain.model.capture.plain_run import ComparedBatches, PlainRun, left_alone, run_plainly
 from p2ptrain.model.capture.scored_module import call_model
 from p2ptrain.model.capture.trial_runs import silence_torch_logs
-from p2ptrain.model.stage.determinism import randomness_lock
 from p2ptrain.model.stage.failures import first_line
+from p2ptrain.model.stage.random_operators import randomness_lock
 from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
 
 log = get_logger(__name__)

@@ -22,14 +22,18 @@ from torch.fx.graph_module import _loader
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.capture.aliases import traced_aliases
 from p2ptrain.model.capture.captured import Captured, SampleLimits, StateTable
-from p2ptrain.model.capture.cuts import GraphCuts, possible_cuts
+from p2ptrain.model.capture.cuts import GraphCuts, Matched, match_cuts, possible_cuts
 from p2ptrain.model.capture.export import Exported, export
 from p2ptrain.model.capture.export_errors import LossRefuses
 from p2ptrain.model.capture.loss_leaves import with_loss_leaves
-from p2ptrain.model.capture.matching import Matched, match_cuts
 from p2ptrain.model.capture.min_batch import min_batch, refuses_one_sample
-from p2ptrain.model.capture.scored_module import Example, Loss, ScoredModule, VaryingSize
-from p2ptrain.model.capture.structure import structure_of
+from p2ptrain.model.capture.scored_module import (
+    Example,
+    Loss,
+    ScoredModule,
+    VaryingSize,
+    structure_of,
+)
 from p2ptrain.model.capture.translate import translate
 from p2ptrain.model.capture.translated import Translated
 from p2ptrain.model.capture.units import Landscape, choose_cuts, heavy_nodes, node_flops, unit_names

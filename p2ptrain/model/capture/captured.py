@@ -16,8 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, InternalError
-from p2ptrain.model.capture.scored_module import Example
-from p2ptrain.model.capture.structure import Foreign, Structure
+from p2ptrain.model.capture.scored_module import Example, Foreign, Structure
 from p2ptrain.model.capture.translated import LengthGuards
 from p2ptrain.model.graph.decoding import is_dense
 from p2ptrain.model.graph.description import Mode, ModelDescription, TensorDescription, TensorKind

@@ -24,8 +24,7 @@ from p2ptrain.model.capture.export_errors import (
     is_of_values,
     next_min_batch,
 )
-from p2ptrain.model.capture.scored_module import Example, ScoredModule
-from p2ptrain.model.capture.structure import Structure
+from p2ptrain.model.capture.scored_module import Example, ScoredModule, Structure
 from p2ptrain.model.capture.trial_runs import TrialRuns, resized, silence_torch_logs
 from p2ptrain.model.tracing.autograd_functions import UndefinedGradientsError
 from p2ptrain.model.tracing.derivatives import DifferentiatesError

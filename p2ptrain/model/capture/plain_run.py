@@ -36,7 +36,7 @@ from p2ptrain.model.capture.scored_module import (
     output_leaves,
 )
 from p2ptrain.model.capture.trial_runs import warned_once
-from p2ptrain.model.stage.determinism import randomness_lock
+from p2ptrain.model.stage.random_operators import randomness_lock
 from p2ptrain.model.tracing.python_state import PythonState
 from p2ptrain.model.tracing.untraced_changes import HeldTensors, refuse_unready
 

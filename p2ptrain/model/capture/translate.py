@@ -19,7 +19,13 @@ from torch.export.graph_signature import InputKind, OutputKind
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.export_errors import control_flow_hint, is_own
 from p2ptrain.model.capture.scored_module import Example, VaryingSize
-from p2ptrain.model.capture.translated import BatchSymbol, Traced, Translated
+from p2ptrain.model.capture.translated import (
+    ARRIVING,
+    BatchSymbol,
+    Traced,
+    Translated,
+    backward_graph,
+)
 from p2ptrain.model.graph import operators
 from p2ptrain.model.graph.checked_operators import EXPECT, UNLIKE
 from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
@@ -36,7 +42,6 @@ from p2ptrain.model.graph.nodes import (
 from p2ptrain.model.graph.values import Polynomial
 from p2ptrain.model.tracing import autograd_functions
 from p2ptrain.model.tracing.autograd_graph import storages, written_storages
-from p2ptrain.model.tracing.backward_graph import ARRIVING, backward_graph
 from p2ptrain.model.tracing.opaque_operators import aten_name
 
 StateNames: TypeAlias = Callable[[str, Tensor, bool], str]

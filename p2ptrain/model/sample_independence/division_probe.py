@@ -34,8 +34,7 @@ from p2ptrain.model.sample_independence.backward_probe import (
     gradients_agree,
     has_own_backward,
 )
-from p2ptrain.model.sample_independence.division_effects import indivisible_boundaries
-from p2ptrain.model.sample_independence.mask_values import mask_values
+from p2ptrain.model.sample_independence.division_effects import indivisible_boundaries, mask_values
 from p2ptrain.model.stage.mutated_state import written_names
 from p2ptrain.model.stage.program import Program
 from p2ptrain.model.stage.stage import NO_SEED

@@ -1,6 +1,6 @@
 """A stage's part of the optimizer: torch.optim over the parameters that live there.
 
-The optimizers of `optimizer_numbers.NAMES` treat each parameter by itself, so the parts together do
+The optimizers of `optimizer_spec.NAMES` treat each parameter by itself, so the parts together do
 exactly what one optimizer over the whole model would. Their state has names, parameter by
 parameter, so that it can move to a stage that is cut elsewhere, into a replica or into a
 checkpoint. What they keep is found by an update of a small parameter: torch itself is the source.
@@ -20,10 +20,7 @@ from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer_form import AS_GIVEN, LOOPS, OptimizerSpec, PlainColumns, Value
-from p2ptrain.model.stage.optimizer_numbers import (
-    arguments_of,
-)
-from p2ptrain.model.stage.optimizer_spec import over
+from p2ptrain.model.stage.optimizer_spec import arguments_of, over
 
 _SCALAR_DTYPE = torch.float32
 """Of counters such as Adam's "step", whatever the default dtype is on the device that counted."""

@@ -22,7 +22,6 @@ from p2ptrain.model.graph.description import Mode, ModelDescription
 from p2ptrain.model.graph.effects import draws_random_numbers, mutated_references, written_leaves
 from p2ptrain.model.graph.nodes import GraphNode, NodeRef, Reference, StateRef, TargetRef
 from p2ptrain.model.graph.values import sizes_of
-from p2ptrain.model.stage.determinism import seeded
 from p2ptrain.model.stage.embedding_rows import EMBEDDING, embedding
 from p2ptrain.model.stage.instructions import (
     GraphInstruction,
@@ -34,7 +33,7 @@ from p2ptrain.model.stage.instructions import (
     frees,
 )
 from p2ptrain.model.stage.mutated_state import hidden, state_views
-from p2ptrain.model.stage.random_operators import drawing_call
+from p2ptrain.model.stage.random_operators import drawing_call, seeded
 
 Seed: TypeAlias = tuple[int, int, int]
 """(the job's seed, step, micro-batch)."""

@@ -1,18 +1,31 @@
-"""How torch's functions are called while a model is traced, so that the trace gets them right."""
+"""How torch's functions are called while a model is traced, so that the trace gets them right.
+
+Some ask for values, which a trace has not. `nn.TransformerEncoder` and `nn.TransformerDecoder`
+compare a mask's values with a causal one unless `is_causal` is given, and then call another kernel.
+So the model runs once with real ones, and the trace gets the same answers, in the same order.
+
+Hugging Face's models look at the values of `position_ids`, which may pack several sequences into a
+row: where they only count upwards, attention takes the causal kernel, without a mask. A trace would
+get a mask, and keys repeated for each head, whose gradients add up in another order. So numbers
+that follow from no input are computed while tracing.
+"""
 
 from __future__ import annotations
 
 import builtins
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, _ops, fx, nn
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import _disable_current_modes
 
-from p2ptrain.model.tracing.attention_masks import positions_as_counted
+from p2ptrain.model.tracing.autograd_graph import storages, written_storages
 from p2ptrain.model.tracing.opaque_operators import StandIns
 from p2ptrain.model.tracing.trace_patches import NoTensorHooks, replaced_in_this_thread
 from p2ptrain.model.tracing.untraced_changes import DataAsDetached
@@ -109,3 +122,123 @@ class _BatchLengths(TorchFunctionMode):
 
 class BatchLength(TypeError):
     """The number of samples was asked for as a plain number."""
+
+
+_ASKING = (nn.TransformerEncoder, nn.TransformerDecoder)
+
+_original: Any = transformer._detect_is_causal_mask
+
+
+class CausalMasks:
+    """The answers of one run, in order, to be given again."""
+
+    def __init__(self) -> None:
+        self._answers: list[bool] = []
+        self._given = 0
+
+    def begin(self) -> None:
+        """Start again with the first answer: forward() begins."""
+        self._given = 0
+
+    def learn(self, module: nn.Module, run: Callable[[], object]) -> None:
+        """Run the model with real values, if it has layers that look at them.
+
+        Args:
+            module: its tensors are put back afterwards, as is the random generator.
+            run: calls it.
+        """
+        self._answers = []
+        if not any(isinstance(part, _ASKING) for part in module.modules()):
+            return
+        state = [(t, t.clone()) for t in (*module.parameters(), *module.buffers())]
+        with torch.no_grad(), torch.random.fork_rng(devices=[]), _answering(self._ask_torch):
+            try:
+                run()
+            except Exception:  # the trace fails in the same place, and is explained
+                self._answers = []
+            for tensor, before in state:
+                tensor.copy_(before)
+
+    @contextlib.contextmanager
+    def known(self) -> Iterator[None]:
+        """Give the answers that were found."""
+        with _answering(self._repeat):
+            yield
+
+    def _ask_torch(self, *args: Any, **kwargs: Any) -> bool:
+        self._answers.append(_original(*args, **kwargs))
+        return self._answers[-1]
+
+    def _repeat(self, *args: Any, **kwargs: Any) -> bool:
+        if self._given >= len(self._answers):
+            return bool(_original(*args, **kwargs))
+        self._given += 1
+        return self._answers[self._given - 1]
+
+
+def _answering(answer: Callable[..., bool]) -> contextlib.AbstractContextManager[None]:
+    """In this thread `answer` says whether a mask is causal."""
+    return replaced_in_this_thread(transformer, "_detect_is_causal_mask", answer)
+
+
+_modes: Any = _ops
+
+_MODULE, _FUNCTION = "transformers.masking_utils", "find_packed_sequence_indices"
+
+
+class _UnknownError(Exception):
+    """A tensor's values follow from the data, from weights or from random numbers."""
+
+
+@contextlib.contextmanager
+def positions_as_counted() -> Iterator[None]:
+    """For one trace, where transformers is loaded."""
+    module: Any = sys.modules.get(_MODULE)
+    original: Callable[[Tensor], Any] | None = getattr(module, _FUNCTION, None)
+    if original is None:
+        yield
+        return
+
+    def find(position_ids: Tensor) -> Any:
+        values = _values(position_ids)
+        if values is not None:
+            with _disable_current_modes():
+                if original(values) is None:
+                    return None
+        return original(position_ids)
+
+    with replaced_in_this_thread(module, _FUNCTION, find):
+        yield
+
+
+def _values(tensor: Tensor) -> Tensor | None:
+    """A traced tensor's values, for the number of samples traced with; None if unknown."""
+    recorder = _modes.mode_stack_state_for_pre_dispatch().get(0)
+    known = None if recorder is None else recorder.tracer.tensor_tracker.get(tensor)
+    if known is None:
+        return None
+    node = known.proxy.node
+    try:
+        with _disable_current_modes():
+            result = _computed(node, written_storages([node.graph]), {})
+    except _UnknownError:
+        return None
+    return result if isinstance(result, Tensor) else None
+
+
+def _computed(node: fx.Node, written: frozenset[int], done: dict[fx.Node, Any]) -> Any:
+    """What `node` gives; raises `_UnknownError`. `written`: memory that something writes to."""
+    value = node.meta.get("val")
+    if isinstance(value, torch.SymInt):
+        return value.node.hint
+    if node not in done:
+        target: Any = node.target
+        if not isinstance(target, _ops.OpOverload) or not storages(value).isdisjoint(written):
+            raise _UnknownError
+        if torch.Tag.nondeterministic_seeded in target.tags:
+            raise _UnknownError
+        args, kwargs = fx.map_arg(
+            (node.args, node.kwargs), lambda used: _computed(used, written, done)
+        )
+        done[node] = target(*args, **kwargs)
+    return done[node]

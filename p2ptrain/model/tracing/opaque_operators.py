@@ -138,7 +138,7 @@ def aten_name(name: str | None) -> str | None:
     """The operator that devices run for a traced one.
 
     It is ATen's for one of ours, and for one that takes a generator the same without: devices draw
-    by seeds of their own (`stage/determinism.py`).
+    by seeds of their own (`stage/random_operators.py`).
     """
     if name is not None and name.startswith(f"{NAMESPACE}."):
         return "aten." + name.removeprefix(f"{NAMESPACE}.")

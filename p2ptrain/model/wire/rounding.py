@@ -19,7 +19,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 
 BLOCK_VALUES = 32
 

@@ -17,8 +17,13 @@ import torch
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.wire.rounding import applies, decode, encode, encoded_bytes
-from p2ptrain.model.wire.tensor_layout import ALIGNMENT, TensorLayout, checked_layout, layout_of
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import (
+    ALIGNMENT,
+    TensorLayout,
+    WireFormat,
+    checked_layout,
+    layout_of,
+)
 
 _DTYPES = (
     torch.float32,

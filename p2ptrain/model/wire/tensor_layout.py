@@ -7,17 +7,28 @@ a channels-last activation gives other rounding further on. Three cases:
     stride 0 in some dimensions (expand)          one element of each such dimension travels
     anything else (slices, overlapping windows)   the values travel, and are scattered on arrival
 
-Pure: only sizes, no tensors. A peer's numbers are checked here before memory is taken for them.
+Pure: only sizes, no tensors, so that a command line that names a `WireFormat` needs no torch. A
+peer's numbers are checked here before memory is taken for them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property, lru_cache
 from math import prod
 
 from p2ptrain.errors import ProtocolError
+
+
+class WireFormat(StrEnum):
+    """How floating-point values travel, a job's choice: exactly, or as `rounding` says."""
+
+    EXACT = "exact"
+    BF16 = "bf16"
+    INT8 = "int8"
+
 
 ALIGNMENT = 64
 """Bytes to which torch aligns what it allocates; kernels round differently off this grid."""

@@ -32,7 +32,7 @@ from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.values import ValueDescription, sample_dimension
 from p2ptrain.model.stage.round_replay import size_of
 from p2ptrain.model.wire.tensor_codec import HostBuffer, Unpacking
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.runtime.spans import SILENT, SpanRecorder, carried
 
 Expected: TypeAlias = tuple[dtype, tuple[int, ...]]

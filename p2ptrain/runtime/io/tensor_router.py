@@ -24,7 +24,7 @@ from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.kinds import STARTED, VALUES
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.messages.tensors import MicroBatchSlice, StreamId, Value, to_messages
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.unsent import MissingPiece

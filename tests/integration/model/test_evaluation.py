@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.capture.structure import Foreign
+from p2ptrain.model.capture.scored_module import Foreign
 from p2ptrain.model.stage.stage import Stage
 
 _EXAMPLE = torch.randn(4, 8), torch.tensor([0, 3, 1, 2])

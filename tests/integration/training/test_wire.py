@@ -16,7 +16,7 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.stage.optimizer_spec import SGD
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.allreduce_buckets import BucketReduction, RingPlace
 from p2ptrain.worker.hosted_stages import HostedStages

@@ -11,7 +11,7 @@ import pytest
 from p2ptrain.errors import OptionError
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.train_options import ReplanMethod, TrainOptions
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.plan.types.weight_versions import Weights
 
 

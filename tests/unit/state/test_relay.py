@@ -19,7 +19,7 @@ from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.stage.optimizer_spec import SGD
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.version import Version
 from p2ptrain.state import transfer_client

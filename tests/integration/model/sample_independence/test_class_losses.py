@@ -15,7 +15,7 @@ from p2ptrain.job.own_loss import own_loss
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.nodes import TargetRef
 from p2ptrain.model.sample_independence.class_losses import ClassLosses, Leaves, entered
-from p2ptrain.model.sample_independence.mask_values import mask_values
+from p2ptrain.model.sample_independence.division_effects import mask_values
 
 TARGETS = torch.tensor([0, -100, 2, 3, 1, 1])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from p2ptrain.model.stage.determinism import derived_seed, randomness_lock, seeded
+from p2ptrain.model.stage.random_operators import derived_seed, randomness_lock, seeded
 
 
 def test_every_number_counts() -> None:

@@ -11,8 +11,8 @@ import p2ptrain
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.model.stage import optimizer_spec
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
-from p2ptrain.model.stage.optimizer_numbers import NAMES
 from p2ptrain.model.stage.optimizer_spec import (
+    NAMES,
     SGD,
     Adam,
     AdamW,

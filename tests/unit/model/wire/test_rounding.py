@@ -18,7 +18,7 @@ from p2ptrain.model.wire.rounding import (
     round_trip_,
 )
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
-from p2ptrain.model.wire.wire_format import WireFormat
+from p2ptrain.model.wire.tensor_layout import WireFormat
 
 EXACT, BF16, INT8 = WireFormat.EXACT, WireFormat.BF16, WireFormat.INT8
 ROUNDED = pytest.mark.parametrize("wire", [BF16, INT8])
