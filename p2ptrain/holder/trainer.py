@@ -53,12 +53,8 @@ from p2ptrain.holder.snapshots.full_snapshots import MAX_AT_ONCE, CheckpointSnap
 from p2ptrain.holder.start import job_registry
 from p2ptrain.holder.start.job_start import JobStart, StartedJob, given_plan
 from p2ptrain.holder.start.journal import Journal, JournalEntry, forget_journal
-from p2ptrain.holder.start.model_limits import private_units, why_unshared
-from p2ptrain.holder.start.prepare import whole_state
 from p2ptrain.holder.start.prepared_job import CapturedAgain, PreparedJob
 from p2ptrain.holder.trace.span_collector import CollectorSettings, SpanCollector, traced
-from p2ptrain.job.asynchrony import is_due
-from p2ptrain.job.given_weights import hint_of
 from p2ptrain.job.job import Job
 from p2ptrain.job.last_job import keep_facts
 from p2ptrain.job.rounds import LENGTHS_ROOM, RoundSequence
@@ -69,7 +65,6 @@ from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import display_name
 from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import EXPLAIN, FETCH_MODEL, ROUND_PICTURE
-from p2ptrain.messages.plan_request import HINT_LENGTH, JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.plan.explain import limit_words
@@ -378,9 +373,9 @@ class JobTrainer:
 
     def _announce(self, answer: ReconfigureReply, reason: ReconfigureReason) -> None:
         prepared = self._prepared
-        takes_whole = self._wants_whole_copy() is not None and answer.assignment.protects
+        takes_whole = self._options.whole_copy_due is not None and answer.assignment.protects
         copies = MAX_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
-        kept_bytes = {self._mesh.name: copies * self._whole_bytes}
+        kept_bytes = {self._mesh.name: copies * self._prepared.whole_bytes}
         event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
         faulty = self._reports.faulty
         left_out = (LeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
@@ -416,61 +411,15 @@ class JobTrainer:
             raise ProtocolError("this device holds another model")
         return Message(FETCH_MODEL, {}, (memoryview(model),), (PartKind.WEIGHT,))
 
-    def _request(self) -> JobPlanRequest:
-        prepared = self._prepared
-        job, description = prepared.job, prepared.captured.description
-        private = private_units(description) if self._options.private else (0, 0)
-        sharing, how, rounds = prepared.sharing, self._options.asynchrony, None
-        if self._options.mode == "auto":
-            rounds = sharing
-            if prepared.only_rounds or self._options.local:
-                how = rounds = None
-        if how is not None and not sharing.unshared:
-            sharing = replace(sharing, unshared=why_unshared(how, description))
-        return JobPlanRequest(
-            job=self._id,
-            digest=description.digest,
-            model=type(job.model).__name__,
-            input_bytes=prepared.input_bytes,
-            target_bytes=prepared.target_bytes,
-            optimizer_state_ratio=prepared.optimizer_state_ratio,
-            batch_size=job.batch_size,
-            micro_batch=job.fixed_micro_batch,
-            least_piece=prepared.least_piece,
-            planner=self._options.planner,
-            private_first=private[0],
-            private_last=private[1],
-            optimizer=prepared.optimizer,
-            seed=job.seed,
-            clip=job.clip_grad_norm is not None,
-            first_step=prepared.first_step,
-            alone=self._options.local,
-            sharing=sharing,
-            wire=self._options.wire,
-            replicas=self._options.replicas,
-            checkpoints=self._reads_versions,
-            asynchrony=how,
-            ftpipehd=self._options.as_ftpipehd,
-            eval_samples=0 if prepared.evaluation is None else prepared.evaluation.samples,
-            least_evaluated=prepared.captured.evaluates.least,
-            weighed=prepared.count is not None,
-            rounds=rounds,
-            longest=tuple(LENGTHS_ROOM * n for n in description.longest),
-            weights="" if job.weights is None else hint_of(Path(job.weights), HINT_LENGTH),
-            maps=prepared.maps,
-            grid=self._options.grid,
-            groups_of_units=self._options.groups,
-            fast_math=job.fast_math,
-        )
-
-    @property
-    def _reads_versions(self) -> bool:
-        """Whether versions are read during training: for checkpoints, or to be held here."""
-        return self._options.checkpoint is not None or self._wants_whole_copy() is not None
-
     async def _plan_only(self) -> None:
         units = len(self._prepared.captured.description.units)
-        asked = self._request(), self._surveyor, self._given, self._options, units
+        asked = (
+            self._prepared.plan_request(self._id, self._options),
+            self._surveyor,
+            self._given,
+            self._options,
+            units,
+        )
         answer = await plan_only(self._mesh, *asked)
         self._announce(answer, ReconfigureReason.START)
 
@@ -489,7 +438,7 @@ class JobTrainer:
         whole = record.whole = self._whole_copies()
         driver = self._running = JobDriver(
             self._mesh,
-            self._request(),
+            self._prepared.plan_request(self._id, self._options),
             [unit.name for unit in prepared.captured.description.units],
             GenerationWork(
                 self._make_generation,
@@ -612,7 +561,7 @@ class JobTrainer:
             _OtherSizes: with the job's state.
             ScriptError: the model cannot be captured for that size.
         """
-        needed, usable = self._whole_bytes, usable_memory_bytes()
+        needed, usable = self._prepared.whole_bytes, usable_memory_bytes()
         if which.batch is None or needed > usable:
             await self._weights.bring_home(generation)
             short = (
@@ -690,7 +639,7 @@ class JobTrainer:
             self._warn(str(error))
 
     def _whole_copies(self) -> FullSnapshots | None:
-        wants = self._wants_whole_copy()
+        wants = self._options.whole_copy_due
         if wants is None:
             return None
         return FullSnapshots(
@@ -700,21 +649,9 @@ class JobTrainer:
             self._gather,
             wants,
             self._prepared.first_step,
-            self._whole_bytes,
+            self._prepared.whole_bytes,
             self._warn,
         )
-
-    @property
-    def _whole_bytes(self) -> int:
-        """Of one version of the whole model and its optimizer, beside the first weights here."""
-        return whole_state(self._prepared.captured, self._prepared.optimizer).changing_bytes
-
-    def _wants_whole_copy(self) -> Callable[[int, int], bool] | None:
-        """By the version copied last, and a newer one; None = none is wanted."""
-        if self._options.as_ftpipehd is not None:
-            return self._options.as_ftpipehd.copies_whole
-        every = self._options.whole_copies
-        return None if every is None else partial(is_due, every)
 
     def _course(self, micro_batch: int, asynchronous: bool) -> RoundSequence:
         stopped_at = self._callbacks.stopped_at

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from functools import partial
 from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Literal, SupportsIndex, TypeVar
 
 from p2ptrain.errors import OptionError
-from p2ptrain.job.asynchrony import PLANNER, AsyncOptions, FtpipehdOptions
+from p2ptrain.job.asynchrony import PLANNER, AsyncOptions, FtpipehdOptions, is_due
 from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.plan.types.weight_versions import Weights
 
@@ -202,6 +203,18 @@ class TrainOptions:
             stacklevel=5,
         )
         return mode
+
+    @property
+    def whole_copy_due(self) -> Callable[[int, int], bool] | None:
+        """By the version copied whole last, and a newer one; None = no such copies are wanted."""
+        if self.as_ftpipehd is not None:
+            return self.as_ftpipehd.copies_whole
+        return None if self.whole_copies is None else partial(is_due, self.whole_copies)
+
+    @property
+    def reads_versions(self) -> bool:
+        """Whether versions are read during training: for checkpoints, or to be held here."""
+        return self.checkpoint is not None or self.whole_copy_due is not None
 
     @property
     def as_ftpipehd(self) -> FtpipehdOptions | None:

@@ -41,7 +41,13 @@ from p2ptrain.holder.start.model_limits import (
     read_sharing,
     why_all_private,
 )
-from p2ptrain.holder.start.prepared_job import CapturedAgain, PreparedJob, from_checkpoint, resumed
+from p2ptrain.holder.start.prepared_job import (
+    CapturedAgain,
+    PreparedJob,
+    from_checkpoint,
+    resumed,
+    whole_state,
+)
 from p2ptrain.job.callbacks import SaveBest
 from p2ptrain.job.chosen_optimizer import (
     optimizer_spec,
@@ -59,11 +65,10 @@ from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.capture.scored_module import casting
 from p2ptrain.model.capture.stale_globals import Outdated
-from p2ptrain.model.stage.optimizer import optimizer_state_ratio, slots_of, trained_parameters
+from p2ptrain.model.stage.optimizer import slots_of, trained_parameters
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.stage.random_operators import check_default_type, randomness_lock
 from p2ptrain.plan.types.feature_maps import MapNetwork
-from p2ptrain.plan.types.profile import StateBytes
 from p2ptrain.recovery.loss_scale import LossScale
 from p2ptrain.runtime.tiled.tile_layout import tileable
 from p2ptrain.state import checkpoint_files
@@ -303,16 +308,6 @@ def _check_space(spec: OptimizerSpec, captured: Captured, options: TrainOptions)
         folder = options.checkpoint.absolute()
         wanted[folder] = wanted.get(folder, 0) + state.version_bytes
     check_space(wanted)
-
-
-def whole_state(captured: Captured, optimizer: OptimizerSpec) -> StateBytes:
-    """How large the whole model is, buffers included, and what training adds to it."""
-    tensors = captured.description.tensors
-    return StateBytes(
-        sum(tensor.nbytes for tensor in tensors),
-        sum(tensor.nbytes for tensor in tensors if tensor.trainable),
-        optimizer_state_ratio(optimizer, trained_parameters(captured.description)),
-    )
 
 
 def _maps(job: Job, captured: Captured, options: TrainOptions) -> MapNetwork | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from torch import Tensor
 
@@ -15,11 +16,12 @@ from p2ptrain.holder.input.batch_layout import ReadBatch, SampleSizes
 from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.input.mini_batches import BatchSource, EvaluationSource
 from p2ptrain.holder.start.journal import FIRST_GENERATION
-from p2ptrain.holder.start.model_limits import NOWHERE, Across
+from p2ptrain.holder.start.model_limits import NOWHERE, Across, private_units, why_unshared
+from p2ptrain.job.given_weights import hint_of
 from p2ptrain.job.job import Job
-from p2ptrain.job.rounds import Round, RoundMode
+from p2ptrain.job.rounds import LENGTHS_ROOM, Round, RoundMode
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.messages.plan_request import SharingLimits
+from p2ptrain.messages.plan_request import HINT_LENGTH, JobPlanRequest, SharingLimits
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.capture.stale_globals import Outdated
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
@@ -33,6 +35,7 @@ from p2ptrain.model.stage.optimizer import (
 )
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec, PlainColumns
 from p2ptrain.plan.types.feature_maps import MapNetwork
+from p2ptrain.plan.types.profile import StateBytes
 from p2ptrain.recovery.loss_scale import LossScale
 from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress
@@ -131,6 +134,58 @@ class PreparedJob:
         """Optimizer bytes per byte of a trained parameter."""
         return optimizer_state_ratio(self.optimizer, trained_parameters(self.captured.description))
 
+    @property
+    def whole_bytes(self) -> int:
+        """Of one version of the whole model and its optimizer, beside the first weights here."""
+        return whole_state(self.captured, self.optimizer).changing_bytes
+
+    def plan_request(self, job_id: str, options: TrainOptions) -> JobPlanRequest:
+        """What a coordinator is asked."""
+        job, description = self.job, self.captured.description
+        private = private_units(description) if options.private else (0, 0)
+        sharing, how, rounds = self.sharing, options.asynchrony, None
+        if options.mode == "auto":
+            rounds = sharing
+            if self.only_rounds or options.local:
+                how = rounds = None
+        if how is not None and not sharing.unshared:
+            sharing = replace(sharing, unshared=why_unshared(how, description))
+        return JobPlanRequest(
+            job=job_id,
+            digest=description.digest,
+            model=type(job.model).__name__,
+            input_bytes=self.input_bytes,
+            target_bytes=self.target_bytes,
+            optimizer_state_ratio=self.optimizer_state_ratio,
+            batch_size=job.batch_size,
+            micro_batch=job.fixed_micro_batch,
+            least_piece=self.least_piece,
+            planner=options.planner,
+            private_first=private[0],
+            private_last=private[1],
+            optimizer=self.optimizer,
+            seed=job.seed,
+            clip=job.clip_grad_norm is not None,
+            first_step=self.first_step,
+            alone=options.local,
+            sharing=sharing,
+            wire=options.wire,
+            replicas=options.replicas,
+            checkpoints=options.reads_versions,
+            asynchrony=how,
+            ftpipehd=options.as_ftpipehd,
+            eval_samples=0 if self.evaluation is None else self.evaluation.samples,
+            least_evaluated=self.captured.evaluates.least,
+            weighed=self.count is not None,
+            rounds=rounds,
+            longest=tuple(LENGTHS_ROOM * n for n in description.longest),
+            weights="" if job.weights is None else hint_of(Path(job.weights), HINT_LENGTH),
+            maps=self.maps,
+            grid=options.grid,
+            groups_of_units=options.groups,
+            fast_math=job.fast_math,
+        )
+
     def numbers_of(self, step: int) -> PlainColumns:
         """The optimizer's numbers that a schedule gives for update `step`, from 0."""
         return self.job.numbers.changes(step, self.batches.epochs_before(step))
@@ -169,6 +224,16 @@ class PreparedJob:
         tensors = {name: self.state[name] for name in names}
         digests = digests_of(tensors)
         return {name: (tensor, digests[name]) for name, tensor in tensors.items()}
+
+
+def whole_state(captured: Captured, optimizer: OptimizerSpec) -> StateBytes:
+    """How large the whole model is, buffers included, and what training adds to it."""
+    tensors = captured.description.tensors
+    return StateBytes(
+        sum(tensor.nbytes for tensor in tensors),
+        sum(tensor.nbytes for tensor in tensors if tensor.trainable),
+        optimizer_state_ratio(optimizer, trained_parameters(captured.description)),
+    )
 
 
 def _weights_digest(description: ModelDescription) -> str:
