@@ -39,6 +39,7 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.weight_versions import Weights
+from p2ptrain.process.memory_budget import PROCESS_BYTES
 from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
 
@@ -211,11 +212,11 @@ def _within_memory(
         for name, one in short.items():
             if one.in_host:
                 tight[name] = one.reason(name, needed(name))
-                # What it takes of the host's grows with its units, or with what crosses its cuts.
-                part = one.of(memory[name]) / one.of(needed(name)) if left > MAX_PLANS / 2 else 0
+                part = _part_of_host(memory[name], needed(name)) if left > MAX_PLANS / 2 else 0.0
                 reserved[name] = memory[name].compute_bytes - int(part * counted[name])
             else:
-                reserved[name] = needed(name).compute_bytes - counted[name]
+                least_bytes = reserved[name] if name in tight else 0
+                reserved[name] = max(needed(name).compute_bytes - counted[name], least_bytes)
         cluster = household.cluster(found, reserved)
     name, one = next(iter(short.items()))
     missing = one.of(needed(name)) - one.of(memory[name])
@@ -224,6 +225,13 @@ def _within_memory(
         f"{name} has too little {which} for any plan found: {size_text(missing)} missing. Free "
         "some there, allow more with --memory, or use a smaller --micro-batch"
     )
+
+
+def _part_of_host(has: MemoryBudgets, needed: MemoryBudgets) -> float:
+    """For how much of what was planned the host's memory does: that grows with the units, or with
+    what crosses their cuts."""
+    free_bytes, asked_bytes = (one.of_host - PROCESS_BYTES for one in (has, needed))
+    return max(free_bytes, 0) / max(asked_bytes, 1)
 
 
 def _check_room(memory: Mapping[str, MemoryBudgets], reserved: Mapping[str, int]) -> None:

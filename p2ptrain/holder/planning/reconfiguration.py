@@ -88,6 +88,7 @@ class Reconfiguration:
         self._tasks: list[asyncio.Task[None]] = []
         self._made: dict[int, PlannedAttempt] = {}  # by generation
         self._no_plan: str | None = None  # why no plan fits, where that is so
+        self._lacked: dict[str, str] = {}  # what a device's memory was short of for a plan
         self._moved_bytes = 0
         self._group: asyncio.TaskGroup | None = None
         loop = asyncio.get_running_loop()
@@ -115,7 +116,8 @@ class Reconfiguration:
         """See `ChangePort`, as of all that follow."""
         self._planning.was_ready()
         made, planning = self._made[placed.generation], self._request.planning
-        self._answer(plan_reply(planning, made, placed, choice, self._moved_bytes))
+        reply = plan_reply(planning, made, placed, choice, self._moved_bytes)
+        self._answer(replace(reply, warnings=(*reply.warnings, *self._lacked.values())))
 
     def refused(self, failure: ReconfigureFailure) -> None:
         """With what the device with the data has against it."""
@@ -275,6 +277,7 @@ class Reconfiguration:
         reason, short = reply.reason or "?", reply.short
         if short is not None:
             log.info("out_of_memory", device=self._name(device), why=reason)
+            self._lacked[device] = f"planned again with less: {reason}"
             if made is not None and device in made.candidates:
                 less = made.candidates[device].with_less_memory(short, self._less)
                 short = replace(short, has=less.memory)

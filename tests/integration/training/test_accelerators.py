@@ -7,6 +7,7 @@ and they find copies that are missing, late or torn, and memory that is not give
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -20,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import PlanError
-from p2ptrain.events import Eval, Plan
+from p2ptrain.events import Eval, Plan, Warning
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -286,6 +287,7 @@ async def test_the_memory_that_is_small_decides_how_much_a_device_gets(small: st
     """Beside a card with much memory as beside a host with much."""
     job, wanted = _wide_job(), undisturbed(_wide_job(), 4)
     async with accelerated(2, "b") as (household, _):
+        household.members["a"].compute.share = 0.1  # so that b would get most layers
         memory = _memory_of(household, "b", 6 << 20 if small == "card" else None)
         few_bytes = PROCESS_BYTES + (5 << 19)  # of a layer's state, and no other one's
         if small == "host":
@@ -298,6 +300,10 @@ async def test_the_memory_that_is_small_decides_how_much_a_device_gets(small: st
         assert _reasons(household) == ["start"]
         assert (household.plan.epoch > 1) == (small == "host when it is made ready")
         assert household.plan.predicted_host_bytes.keys() == {"b"}
+        warned = [e.message for e in household.events if isinstance(e, Warning)]
+        why = "planned again with less: the plan needs .* in the host's memory of b, .* missing"
+        found = [text for text in warned if re.search(why, text)]
+        assert len(found) == (small == "host when it is made ready")
 
 
 async def test_a_host_that_is_too_small_for_any_part_is_named() -> None:
