@@ -246,7 +246,8 @@ def too_small(cost: CostModel, device: int, split: BatchSplit) -> str | None:
     if memory >= least:
         return None
     return (
-        f"its memory of {size_text(memory)} holds no layer: the smallest needs {size_text(least)}"
+        f"its memory for layers, {size_text(memory)}, holds none: the smallest needs "
+        f"{size_text(least)}"
     )
 
 

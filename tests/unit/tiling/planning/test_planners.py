@@ -115,7 +115,7 @@ def test_a_device_too_small_for_any_unit_is_left_out_for_its_memory() -> None:
     watch = ClusterDevice("watch", 30, 1.0)
     plan = make_plan(EIGHT, Cluster((*devices(laptop=1.0), watch), FAST), quick_request(8, 1))
     assert plan.left_out[0].reason == (
-        "its memory of 30 bytes holds no layer: the smallest needs 35 bytes"
+        "its memory for layers, 30 bytes, holds none: the smallest needs 35 bytes"
     )
 
 
