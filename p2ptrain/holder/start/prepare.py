@@ -64,10 +64,10 @@ from p2ptrain.messages.plan_request import SharingLimits
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.capture.scored_module import casting
-from p2ptrain.model.capture.stale_globals import Outdated
 from p2ptrain.model.stage.optimizer import slots_of, trained_parameters
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.stage.random_operators import check_default_type, randomness_lock
+from p2ptrain.model.tracing.python_state import Outdated
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.recovery.loss_scale import LossScale
 from p2ptrain.runtime.tiled.tile_layout import tileable

@@ -23,7 +23,6 @@ from p2ptrain.job.rounds import LENGTHS_ROOM, Round, RoundMode
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.plan_request import HINT_LENGTH, JobPlanRequest, SharingLimits
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.capture.stale_globals import Outdated
 from p2ptrain.model.graph.description import ModelDescription, TensorKind
 from p2ptrain.model.sample_independence.class_losses import ClassLosses
 from p2ptrain.model.stage.mutated_state import unchanging_names
@@ -34,6 +33,7 @@ from p2ptrain.model.stage.optimizer import (
     trained_parameters,
 )
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec, PlainColumns
+from p2ptrain.model.tracing.python_state import Outdated
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.profile import StateBytes
 from p2ptrain.recovery.loss_scale import LossScale

@@ -27,7 +27,7 @@ from p2ptrain.model.capture.export_errors import (
 from p2ptrain.model.capture.scored_module import Example, ScoredModule, Structure
 from p2ptrain.model.capture.trial_runs import TrialRuns, resized, silence_torch_logs
 from p2ptrain.model.tracing.autograd_functions import UndefinedGradientsError
-from p2ptrain.model.tracing.derivatives import DifferentiatesError
+from p2ptrain.model.tracing.autograd_graph import DifferentiatesError
 from p2ptrain.model.tracing.trace_patches import as_written, without_backward_hooks
 from p2ptrain.model.tracing.untraced_changes import KeptBuffersError
 

@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.capture.export_errors import LossRefuses, refusal
 from p2ptrain.model.tracing.autograd_functions import Place, own_backwards_as_traced
-from p2ptrain.model.tracing.derivatives import derivatives_as_traced
+from p2ptrain.model.tracing.autograd_graph import derivatives_as_traced
 from p2ptrain.model.tracing.function_modes import CausalMasks, calls_as_traced
 from p2ptrain.model.tracing.python_state import PythonState
 from p2ptrain.model.tracing.untraced_changes import HeldTensors, ReassignedBuffers

@@ -27,8 +27,14 @@ from torch.autograd import Function, function
 from torch.fx.experimental import proxy_tensor
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.tracing.autograd_graph import AnyLayout, Edge, edge_of, edges_reached
-from p2ptrain.model.tracing.derivatives import recorder, unrecorded
+from p2ptrain.model.tracing.autograd_graph import (
+    AnyLayout,
+    Edge,
+    edge_of,
+    edges_reached,
+    recorder,
+    unrecorded,
+)
 from p2ptrain.model.tracing.trace_patches import replaced_in_this_thread
 
 _overrides: Any = overrides

@@ -4,6 +4,10 @@ A trace runs them once and sees of all this only what it is at that time. So the
 before a trace, compared after it, and restored. Of functions it includes closures, defaults,
 attributes, and the globals that their code names: a loss is often a function of a script that calls
 something which the script has made before.
+
+Devices compute with what was read then. A data set or a callback that changes a global later (an
+attribute, an entry of a dict) changes plain torch's curve and not theirs, without a word:
+`Outdated` says so.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 _PLAIN = (int, float, complex, bool, str, bytes)
@@ -325,3 +330,52 @@ def _names(code: types.CodeType) -> Iterator[str]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
+
+
+_COMPARED_BYTES = 2**20
+"""Larger tensors are data: their values are not watched."""
+
+_SWITCH = "training"
+"""Of a module, which train() and eval() write: a callback may call them."""
+
+
+class Outdated:
+    """Of one captured model; to be made before anything of the user's runs again."""
+
+    def __init__(self, module: nn.Module, loss: object) -> None:
+        self._held = PythonState({"": module, "loss": loss}, code=True)
+        registered = {
+            id(tensor)
+            for _, part in self._held.modules()
+            for register in REGISTERS
+            for tensor in part.__dict__[register].values()
+        }
+        self._values = [
+            (path, holder, key, value.detach().clone())
+            for path, holder, key, value in self._held.values()
+            if isinstance(value, Tensor)
+            and id(value) not in registered
+            and value.nbytes <= _COMPARED_BYTES
+        ]
+        self._reported = set[str]()
+
+    def news(self) -> list[str]:
+        """Names of what has changed and was not named before."""
+        changed = [path for path in self._held.changed() if path.split(".")[-1] != _SWITCH]
+        changed += [
+            path
+            for path, holder, key, value in self._values
+            if not _equal(current(holder, key), value)
+        ]
+        new = [path for path in dict.fromkeys(changed) if path not in self._reported]
+        self._reported.update(new)
+        return new
+
+
+def _equal(now: Any, before: Tensor) -> bool:
+    return (
+        isinstance(now, Tensor)
+        and now.shape == before.shape
+        and now.dtype == before.dtype
+        and bool(torch.isclose(now.detach(), before, rtol=0, atol=0, equal_nan=True).all())
+    )

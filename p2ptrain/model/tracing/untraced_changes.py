@@ -15,8 +15,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 
 from p2ptrain.errors import CaptureError
-from p2ptrain.model.tracing.autograd_graph import kept_memory, storage_of
-from p2ptrain.model.tracing.derivatives import recorder
+from p2ptrain.model.tracing.autograd_graph import kept_memory, recorder, storage_of
 from p2ptrain.model.tracing.python_state import PythonState, joined_path
 
 _COPIED_BYTES = 256 * 2**20

@@ -7,8 +7,9 @@ these messages between devices.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 from torch import Tensor
 
@@ -19,8 +20,7 @@ from p2ptrain.messages.tensors import Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import StateRef
 from p2ptrain.model.stage.failures import NonFiniteUnit, any_broken
-from p2ptrain.model.stage.program import Passing, Seed
-from p2ptrain.model.stage.stage import NO_SEED, Stage
+from p2ptrain.model.stage.stage import Stage
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.runtime.io.tensor_receiver import Expected
 from p2ptrain.runtime.tiled.tile_layout import StageTileLayout
@@ -172,43 +172,11 @@ class TiledStage(Stage):
 
     # -- as a stage that computes by itself ------------------------------------------------------
 
-    def forward(
-        self,
-        key: int,
-        inputs: Sequence[Tensor],
-        targets: Sequence[Tensor],
-        *,
-        weight: float | None = None,
-        scale: float = 0.0,
-        seed: Seed | None = NO_SEED,
-        share: float = 1.0,
-        split: bool = False,
-        parameters: Mapping[str, Tensor] | None = None,
-        passing: Passing | None = None,
-    ) -> list[Tensor]:
+    def _begun_only(self, *_: Any, **__: Any) -> Any:
         """Raises InternalError: tiles need messages of other devices."""
         raise InternalError("a tiled stage is begun, and receives messages")
 
-    def backward(
-        self,
-        key: int,
-        gradients: Sequence[Tensor | None] = (),
-        *,
-        final: Callable[[str], None] | None = None,
-    ) -> list[Tensor | None]:
-        """Raises InternalError, as `forward`."""
-        raise InternalError("a tiled stage is begun, and receives messages")
-
-    def evaluate(
-        self,
-        inputs: Sequence[Tensor],
-        targets: Sequence[Tensor],
-        *,
-        seed: Seed | None = NO_SEED,
-        instead: Mapping[str, Tensor] | None = None,
-    ) -> list[Tensor]:
-        """Raises InternalError, as `forward`."""
-        raise InternalError("a tiled stage is begun, and receives messages")
+    forward = backward = evaluate = _begun_only
 
     def first_non_finite(self, key: int) -> NonFiniteUnit | None:
         """As far as the tiles here show: nothing is run again, which would take all devices."""

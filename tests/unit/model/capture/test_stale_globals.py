@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from p2ptrain.model.capture.stale_globals import Outdated
+from p2ptrain.model.tracing.python_state import Outdated
 
 SCALE = 1.0
 TABLE = {"scale": 1.0}
