@@ -13,14 +13,11 @@ from p2ptrain.coordinator.memory_model import with_full_memory
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.plan.simulation.simulate import Simulation, simulate
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
-from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.plan import LeftOut, Plan, Predicted
-from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.tiling.planning.make_plan import NAMES
-from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
+from p2ptrain.tiling.planning.tiled_plan import simulate_plan
 
 NOT_IN_PLAN = "the plan given does not use it"
 
@@ -57,7 +54,9 @@ def fit_plan(
     plan = replace(
         plan, left_out=left_out, planner=plan.planner if plan.planner in NAMES else "auto"
     )
-    found = _simulated(plan, profile, cluster, request)
+    in_rounds = plan.mode is PlanMode.SYNC
+    ahead = in_rounds and not request.clip
+    found = simulate_plan(plan, profile, cluster, overlap=in_rounds, updates_ahead=ahead)
     predicted = Predicted(found.round_seconds, found.samples_per_s, found.peak_bytes)
     memory = {c.name: c.memory for c in household.candidates}
     plan = with_full_memory(
@@ -111,13 +110,3 @@ def _check_sharing(plan: Plan, request: JobPlanRequest) -> None:
                 f'{where} by samples, which this model does not allow: "allocation": '
                 '"micro_batches" may do'
             )
-
-
-def _simulated(
-    plan: Plan, profile: Profile, cluster: Cluster, request: JobPlanRequest
-) -> Simulation:
-    in_rounds = plan.mode is PlanMode.SYNC
-    if plan.stages[0].tiling is not None:
-        return simulate_tiled(plan, profile, cluster, timeline=False, overlap=in_rounds)
-    ahead = in_rounds and not request.clip
-    return simulate(plan, profile, cluster, timeline=False, overlap=in_rounds, updates_ahead=ahead)

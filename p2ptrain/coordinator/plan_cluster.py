@@ -31,7 +31,6 @@ from p2ptrain.plan.pinned_units import PinnedUnits
 from p2ptrain.plan.replan.light_search import THOROUGH
 from p2ptrain.plan.replan.replan import replan, request_for_same_plan, respipe
 from p2ptrain.plan.replan.replica_holders import Replicas
-from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
@@ -41,7 +40,7 @@ from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.process.memory_budget import PROCESS_BYTES
 from p2ptrain.tiling.planning.make_plan import make_plan
-from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
+from p2ptrain.tiling.planning.tiled_plan import simulate_plan
 
 PLANNING_EFFORT = 0.3
 """All devices wait for the plan, and the slowest may be making it."""
@@ -94,15 +93,9 @@ def plan_cluster(
         free = plan_cluster(request.settled(asynchronous=True), household, run)
     except PlanError as error:
         return replace(rounds, mode_reason=f"with --mode async there is no plan: {error}")
-    seconds = _plain_seconds(rounds, *planner_question(rounds_request, household))
+    # by the plain cost model, as those without rounds
+    seconds = simulate_plan(rounds, *planner_question(rounds_request, household)).round_seconds
     return choose_mode(rounds, seconds, free, request.asynchrony.weights)
-
-
-def _plain_seconds(plan: Plan, profile: Profile, cluster: Cluster) -> float:
-    """Of a round, by the plain cost model; tiles have none without their messages."""
-    if plan.stages[0].tiling is not None:
-        return simulate_tiled(plan, profile, cluster).round_seconds
-    return simulate(plan, profile, cluster, timeline=False).round_seconds
 
 
 def replan_cluster(

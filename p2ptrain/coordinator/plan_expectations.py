@@ -19,7 +19,7 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, message_seconds, place_seconds
 from p2ptrain.plan.cost.overlap import ROUND_MESSAGES
 from p2ptrain.plan.round_picture import PredictedRound, predicted_round
-from p2ptrain.plan.simulation.simulate import draft_of, simulate
+from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
@@ -29,7 +29,7 @@ from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds, ProfileCorrections
 from p2ptrain.tiling.planning.tiled_pipeline import sum_seconds, tile_parts
-from p2ptrain.tiling.planning.tiled_plan import costs_of, row_of, simulate_tiled
+from p2ptrain.tiling.planning.tiled_plan import costs_of, row_of, simulate_plan
 from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
 
 
@@ -88,11 +88,8 @@ def expected_round(
     if plan.mode is PlanMode.ASYNC:
         return None
     profile, cluster = planner_question(request.settled(asynchronous=False), household)
-    if plan.stages[0].tiling is not None:
-        found = simulate_tiled(plan, profile, cluster, timeline=True, overlap=True)
-    else:
-        ahead = any(stage.goes_ahead for stage in plan.stages)
-        found = simulate(plan, profile, cluster, overlap=True, updates_ahead=ahead)
+    ahead = any(stage.goes_ahead for stage in plan.stages)
+    found = simulate_plan(plan, profile, cluster, timeline=True, overlap=True, updates_ahead=ahead)
     entries = simulated_transfers(found.timeline)
     return predicted_round(entries, found.round_seconds, sorted(plan.device_names))
 

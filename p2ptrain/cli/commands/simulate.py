@@ -82,31 +82,22 @@ def _svg_file(text: str) -> Path:
 def run(args: argparse.Namespace, output: Output) -> int:
     """Simulate, draw and show."""
     from p2ptrain.cli.plan_text import period
-    from p2ptrain.plan.simulation.simulate import simulate
     from p2ptrain.plan.types.request import Schedule
-    from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
+    from p2ptrain.tiling.planning.tiled_plan import simulate_plan
 
     chart: Path | None = args.gantt
     check_folders(chart, args.trace)
     profile, cluster = read_profile(args.profile), read_cluster(args.cluster)
     plan, shown = read_plan(args.plan, args.batch_size), bool(output.json or chart or args.trace)
-    is_tiled = plan.stages[0].tiling is not None
-    if is_tiled and args.schedule is not None:
+    if plan.stages[0].tiling is not None and args.schedule is not None:
         raise UsageError("--schedule does not work with a plan in tiles: leave it out")
     with naming(args.plan):
-        if is_tiled:
-            simulation = simulate_tiled(
-                plan, profile, cluster, timeline=shown, overlap=args.overlap
-            )
-        else:
-            simulation = simulate(
-                plan,
-                profile,
-                cluster,
-                timeline=shown,
-                overlap=args.overlap,
-                schedule=None if args.schedule is None else Schedule(args.schedule),
-            )
+        simulation = simulate_plan(
+            *(plan, profile, cluster),
+            timeline=shown,
+            overlap=args.overlap,
+            schedule=None if args.schedule is None else Schedule(args.schedule),
+        )
     if chart is not None:
         from p2ptrain.plan.gantt import draw_gantt
 

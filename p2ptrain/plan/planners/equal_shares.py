@@ -109,12 +109,11 @@ def _borders(
             yield borders
         return
     lasts = [cut for cut in range(len(order) - 1, cost.unit_count) if _fits(cost, split, cut)]
+    most = max(FEW_CUTS, CUTS_FOR_EACH * len(order))
     if cost.unit_count <= EXACT_UNITS:
-        yield from every_last(tables, lasts)
-    else:
-        most = max(FEW_CUTS, CUTS_FOR_EACH * len(order))
-        cuts = {0, *useful_cuts(cost, most), cost.unit_count - 1, cost.unit_count}
-        yield from likely_lasts(tables, lasts, sorted(cuts))
+        most = EXACT_UNITS
+    cuts = {0, *useful_cuts(cost, most), cost.unit_count - 1, cost.unit_count}
+    yield from likely_lasts(tables, lasts, sorted(cuts))
 
 
 def _fits(cost: CostModel, split: BatchSplit, last: int) -> bool:
@@ -124,18 +123,13 @@ def _fits(cost: CostModel, split: BatchSplit, last: int) -> bool:
     return needed <= cost.devices[cost.holder].memory_bytes
 
 
-def every_last(tables: Sequence[Floats], lasts: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Borders for last stages that begin with each of these units, the most equal ones first."""
-    units = len(tables[0])
-    for unevenness, borders in sorted(_with_last(tables, last) for last in lasts):
-        if isfinite(sum(unevenness)):
-            yield (*borders, units)
-
-
 def likely_lasts(
     tables: Sequence[Floats], lasts: Sequence[int], cuts: Sequence[int]
 ) -> Iterator[tuple[int, ...]]:
-    """The same for those of `cuts` alone, in the order in which they are with cuts only there."""
+    """Borders for last stages that begin with those of these units that are among `cuts`.
+
+    The most equal ones first, as they are with cuts only there.
+    """
     units, allowed = len(tables[0]), set(lasts)
     rough = [table[np.ix_(cuts[:-1], cuts)] for table in tables]
     tried = [

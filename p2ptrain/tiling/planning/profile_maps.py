@@ -183,27 +183,12 @@ def copied_bytes(network: MapNetwork, shape: TileShape, shares: Sequence[int]) -
     return tuple(found)
 
 
-@dataclass(frozen=True, slots=True)
-class UnitWindow:
-    """One unit.
-
-    Attributes:
-        rows, columns: as many positions are padded before a map as behind it; no dilation.
-        height, width: of the map that it reads.
-    """
-
-    rows: AxisWindow
-    columns: AxisWindow
-    height: int
-    width: int
-
-
-def unit_windows(network: MapNetwork) -> tuple[UnitWindow, ...]:
+def unit_windows(network: MapNetwork) -> tuple[Spatial, ...]:
     """Of the first units, up to one that is no single window (it reads or gives several maps).
 
     None where several units read what enters: they are no chain.
     """
-    found: list[UnitWindow] = []
+    found: list[Spatial] = []
     if network.least > 1:
         return ()
     for number in range(len(network.units)):
@@ -218,23 +203,12 @@ def with_windows(profile: Profile, network: MapNetwork) -> Profile:
     """The profile for a file, whose first units say how they can be cut."""
     windows = unit_windows(network)
     cut = tuple(
-        replace(
-            unit,
-            spatial=Spatial(
-                kernel=(window.rows.kernel, window.columns.kernel),
-                stride=(window.rows.stride, window.columns.stride),
-                padding=(window.rows.before, window.columns.before),
-                dilation=(1, 1),
-                height=window.height,
-                width=window.width,
-            ),
-        )
-        for unit, window in zip(profile.units, windows, strict=False)
+        replace(unit, spatial=window) for unit, window in zip(profile.units, windows, strict=False)
     )
     return replace(profile, units=(*cut, *profile.units[len(cut) :]))
 
 
-def _unit_window(network: MapNetwork, number: int) -> UnitWindow | None:
+def _unit_window(network: MapNetwork, number: int) -> Spatial | None:
     operations = network.operations_of(number, number + 1)
     made = {operation.output for operation in operations}
     read = {n for operation in operations for n in operation.inputs} - made
@@ -250,7 +224,14 @@ def _unit_window(network: MapNetwork, number: int) -> UnitWindow | None:
     made_size = rows.outputs(source.height), columns.outputs(source.width)
     if made_size != (result.height, result.width):
         return None
-    return UnitWindow(rows, columns, source.height, source.width)
+    return Spatial(
+        kernel=(rows.kernel, columns.kernel),
+        stride=(rows.stride, columns.stride),
+        padding=(rows.before, columns.before),
+        dilation=(1, 1),
+        height=source.height,
+        width=source.width,
+    )
 
 
 def _paths(network: MapNetwork, number: int, axis: Axis) -> Mapping[int, AxisWindow]:

@@ -20,13 +20,19 @@ from p2ptrain.plan.cost.check_plan import check_plan
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import place_seconds
 from p2ptrain.plan.problem.candidates import candidate_splits
-from p2ptrain.plan.simulation.simulate import Simulation, draft_of, group_of, simulate_draft
+from p2ptrain.plan.simulation.simulate import (
+    Simulation,
+    draft_of,
+    group_of,
+    simulate,
+    simulate_draft,
+)
 from p2ptrain.plan.types.allocation import MAX_TILES, Allocation, BatchSplit, TileShape, owners
 from p2ptrain.plan.types.cluster import PROCESSOR, Cluster
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import PlanMode, PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest, Schedule
 from p2ptrain.plan.types.timeline import TimelineEntry
 from p2ptrain.tiling.maps.grid import TileGrid
 from p2ptrain.tiling.planning.pipelined_tiling import best_pipelined
@@ -48,15 +54,6 @@ _ONE_TILE = (
     "--grid 1x1 is one tile, so the whole model would be on one device: give more tiles, or use "
     "--planner single"
 )
-
-
-class TiledRound(NamedTuple):
-    """What a plan's round takes: seconds, by device name peak bytes and computing; its timeline."""
-
-    seconds: float
-    peak_bytes: dict[str, int]
-    busy_seconds: dict[str, float]
-    timeline: tuple[TimelineEntry, ...] = ()
 
 
 def tiled_plan(
@@ -84,23 +81,17 @@ def tiled_plan(
         setting = TilingSetting.of(cost, network, split, devices)
         asked = _asked(setting, request, least, every=every)
         try:
+            if request.grid == (1, 1):  # only in front of other devices
+                raise NothingFits([PlanError(_ONE_TILE)])
             tiling = best_tiling(
                 setting.problem, setting.tile_devices(), asked, SharedRest(setting)
             )
         except NothingFits as error:
             reasons.extend(error.reasons)
-        except PlanError as error:
-            reasons.append(error)
         else:
-            if tiling.is_tiled and tiling.seconds < least:
-                units, behind = (tiling.borders[-1], cost.unit_count), cost.index(tiling.behind)
-                last = TrailingPipeline.straight(split, units, (behind,))
-                best, least = _plan(setting, tiling, last, (1, 1)), tiling.seconds
-            elif not tiling.is_tiled and request.grid is not None:
-                reasons.append(PlanError(_ONE_TILE))
-            elif not tiling.is_tiled:
-                reasons.append(PlanError("one device is faster alone than with tiles"))
-                least = min(least, tiling.seconds)
+            units, behind = (tiling.borders[-1], cost.unit_count), cost.index(tiling.behind)
+            last = TrailingPipeline.straight(split, units, (behind,))
+            best, least = _plan(setting, tiling, last, (1, 1)), tiling.seconds
         pipelined = best_pipelined(setting, replace(asked, below=least))
         if pipelined is not None:
             tiling, least = pipelined.tiling, pipelined.tiling.seconds
@@ -121,7 +112,7 @@ def may_be_tiled(cost: CostModel, request: PlanRequest) -> bool:
     )
 
 
-def round_of(cost: CostModel, plan: Plan, *, timeline: bool = False) -> TiledRound:
+def round_of(cost: CostModel, plan: Plan, *, timeline: bool = False) -> Simulation:
     """What a round of a plan with tiles takes.
 
     Args:
@@ -136,15 +127,15 @@ def round_of(cost: CostModel, plan: Plan, *, timeline: bool = False) -> TiledRou
     depths = [stage.warmup for stage in plan.stages]
     engine = pipeline_engine(cost, split, passes, row, depths, record=timeline)
     updates = _updates(cost, plan, engine.run())
-    taken = TiledRound(
-        max(update.end_seconds for update in updates),
-        _peaks(cost, tiled, row, split, depths),
-        _busy(cost, tiled, row, split, simulated.computing),
+    seconds = max(update.end_seconds for update in updates)
+    bars = tiled_timeline(cost, plan, engine, passes, simulated) if timeline else ()
+    return Simulation(
+        round_seconds=seconds,
+        samples_per_s=split.batch_size / seconds if seconds > 0 else 0.0,
+        busy_seconds=_busy(cost, tiled, row, split, simulated.computing),
+        peak_bytes=_peaks(cost, tiled, row, split, depths),
+        timeline=(*bars, *updates) if timeline else (),
     )
-    if not timeline:
-        return taken
-    bars = (*tiled_timeline(cost, plan, engine, passes, simulated), *updates)
-    return taken._replace(timeline=bars)
 
 
 def _peaks(
@@ -302,9 +293,10 @@ def _bucket_bytes(cost: CostModel, devices: Sequence[int]) -> int:
 
 def with_prediction(cost: CostModel, plan: Plan) -> Plan:
     """`plan` with what its round takes."""
-    taken = round_of(cost, plan)
-    rate = plan.split.batch_size / taken.seconds if taken.seconds > 0 else 0.0
-    return replace(plan, predicted=Predicted(taken.seconds, rate, taken.peak_bytes))
+    found = round_of(cost, plan)
+    return replace(
+        plan, predicted=Predicted(found.round_seconds, found.samples_per_s, found.peak_bytes)
+    )
 
 
 def _network(cost: CostModel, request: PlanRequest) -> MapNetwork:
@@ -371,26 +363,33 @@ def _has_tiles(cost: CostModel, device: int) -> bool:
 def round_seconds(cost: CostModel, plan: Plan) -> float:
     """Of a round of any plan, with tiles or without. Raises PlanError, as `round_of`."""
     if plan.stages[0].tiling is not None:
-        return round_of(cost, plan).seconds
+        return round_of(cost, plan).round_seconds
     return simulate_draft(cost, draft_of(plan, cost)).round_seconds
 
 
-def simulate_tiled(
+def simulate_plan(
     plan: Plan,
     profile: Profile,
     cluster: Cluster,
     *,
     timeline: bool = False,
     overlap: bool = False,
+    updates_ahead: bool = True,
+    schedule: Schedule | None = None,
 ) -> Simulation:
-    """One round of a plan with tiles, as `simulation.simulate` of others.
+    """As `simulation.simulate`, of any plan, with tiles or without.
 
     Raises:
         OptionError: the plan does not belong to this profile and cluster.
         PlanError: the profile does not say how its units are cut, or the grid does not fit them.
     """
+    if plan.stages[0].tiling is None:
+        return simulate(
+            *(plan, profile, cluster),
+            timeline=timeline,
+            overlap=overlap,
+            updates_ahead=updates_ahead,
+            schedule=schedule,
+        )
     check_plan(plan, profile, cluster)
-    cost = CostModel(profile, cluster, overlap=overlap)
-    taken = round_of(cost, plan, timeline=timeline)
-    rate = plan.split.batch_size / taken.seconds if taken.seconds > 0 else 0.0
-    return Simulation(taken.seconds, rate, taken.busy_seconds, taken.peak_bytes, taken.timeline)
+    return round_of(CostModel(profile, cluster, overlap=overlap), plan, timeline=timeline)

@@ -1,4 +1,4 @@
-"""The best way to tile a model's first units on some devices, and whether to tile at all.
+"""The best way to tile a model's first units on some devices.
 
 Tried are all grids with a tile a device (the devices in order of their speed, row by row, so that
 rows have similar ones), both ways to draw lines and every number of tiled units; each with its
@@ -37,27 +37,24 @@ MIN_REDUCTION, MAX_REDUCTION = 0.01, 0.5
 def best_tiling(
     problem: TilingProblem, devices: Sequence[TileDevice], asked: TilingRequest, rest: Rest
 ) -> Tiling:
-    """The fastest of all that fit, one device alone among them.
+    """The fastest of all that fit.
 
     Raises:
-        PlanError: nothing fits, not even one device alone; nothing is below the seconds asked for.
+        NothingFits: or nothing is below the seconds asked for.
     """
     ordered = sorted(devices, key=lambda device: (device.slowdown, device.name))
-    alone = None if asked.every or asked.grid else _alone(ordered, asked, rest)
     reasons: list[PlanError] = []
-    best = best_of(_candidates(problem, ordered, asked, rest), asked, reasons, alone)
+    best = best_of(_candidates(problem, ordered, asked, rest), asked, reasons)
     if best is None:
         raise NothingFits(reasons or [PlanError("no device has the memory for the first layers")])
     return best
 
 
 def best_of(
-    candidates: Iterable[TilingCandidate],
-    asked: TilingRequest,
-    reasons: list[PlanError],
-    best: Tiling | None = None,
+    candidates: Iterable[TilingCandidate], asked: TilingRequest, reasons: list[PlanError]
 ) -> Tiling | None:
-    """The fastest of `best` and what is below the seconds asked for; adds why others do not fit."""
+    """The fastest of what is below the seconds asked for; adds why others do not fit."""
+    best: Tiling | None = None
     for candidate in sorted(candidates, key=lambda c: c.bound):
         if candidate.bound >= (asked.below if best is None else best.seconds):
             break
@@ -65,20 +62,6 @@ def best_of(
             if found.seconds < (asked.below if best is None else best.seconds):
                 best = found
     return best
-
-
-def _alone(ordered: Sequence[TileDevice], asked: TilingRequest, rest: Rest) -> Tiling | None:
-    needed = rest.held_bytes(0)
-    fitting = [device for device in ordered if needed <= device.memory_bytes]
-    if not fitting:
-        return None
-    seconds = rest.alone(fitting[0], 0)
-    if seconds >= asked.below:
-        return None
-    why = "one device is fastest" if len(ordered) > 1 else "there is one device"
-    return Tiling(
-        (fitting[0].name,), (1,), (1, 1), (1.0,), (1.0,), True, (), seconds, seconds, (needed,), why
-    )
 
 
 def _candidates(
@@ -198,12 +181,11 @@ def _described(
     *,
     aligned: bool,
 ) -> Tiling:
-    grid, groups, units = costs.grid.shape, len(borders) - 1, len(costs.problem.network.units)
     names = tuple(device.name for device in candidate.devices)
     return Tiling(
         devices=names,
         shares=counts,
-        grid=grid,
+        grid=costs.grid.shape,
         rows=shares.rows,
         columns=shares.columns,
         aligned=aligned,
@@ -211,7 +193,6 @@ def _described(
         seconds=candidate.whole(costs, borders),
         bound=candidate.bound,
         memory_bytes=tuple(costs.memory(borders)),
-        reason=f"{units} units in {groups} groups on {grid[0]}x{grid[1]} tiles",
         early=tuple(border for border in borders[1:-1] if border in costs.early),
         behind=candidate.behind.name if candidate.behind.name in names else "",
     )

@@ -162,7 +162,7 @@ class TilingRequest:
     Attributes:
         grid: (rows, columns); None = what is best.
         borders: of the groups; () = what is best.
-        every: all devices have tiles; one alone does not count.
+        every: all devices have tiles.
         below: seconds; nothing slower is wanted.
         pieces: micro-batches of a mini-batch, a smaller last one as the part that it is; the
             question is about one of them.
@@ -184,17 +184,16 @@ class Tiling:
     """A way to run the first units.
 
     Attributes:
-        devices: names, in the order of their tiles; one name = that device computes all, untiled.
+        devices: names, in the order of their tiles.
         shares: tiles of each, in row order.
         grid: (rows, columns).
         rows, columns: parts of the maps' height and width.
         aligned: how lines are carried from map to map.
-        borders: of the groups, in units; () where nothing is tiled.
+        borders: of the groups, in units.
         early: those of them where halos travel with statistics, ascending.
         seconds: simulated, of a mini-batch, what is behind the tiles included.
         bound: what no tiling of the tiled units undercuts, the rest included.
         memory_bytes: by device, of the tiled units alone.
-        reason: why this one.
         behind: the device that computes the rest; "" = one without tiles.
     """
 
@@ -208,14 +207,8 @@ class Tiling:
     seconds: float
     bound: float
     memory_bytes: tuple[float, ...]
-    reason: str
     early: tuple[int, ...] = ()
     behind: str = ""
-
-    @property
-    def is_tiled(self) -> bool:
-        """Whether several devices share the maps."""
-        return len(self.devices) > 1
 
 
 @dataclass(frozen=True, slots=True)

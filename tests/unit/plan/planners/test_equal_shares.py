@@ -82,10 +82,19 @@ def test_with_every_place_to_cut_the_likely_ones_are_the_most_equal(seed: int) -
         table[table > random.randint(10, 30)] = np.inf
     tables.append(tables[0])
     lasts = range(3, units)
-    every = list(equal_shares.every_last(tables, lasts))
     likely = list(equal_shares.likely_lasts(tables, lasts, range(units + 1)))
-    assert likely == every
-    assert {borders[-2] for borders in every} == {last for last in lasts if _possible(tables, last)}
+    slowest = [_slowest(tables, borders) for borders in likely]
+    assert slowest == sorted(slowest)
+    possible = {last for last in lasts if _possible(tables, last)}
+    assert {borders[-2] for borders in likely} == possible
+
+
+def _slowest(tables: Sequence[Floats], borders: Sequence[int]) -> float:
+    """Of the stages, the first and the last of which are one device's."""
+    first, *inner, last = (
+        float(table[units]) for table, units in zip(tables, pairwise(borders), strict=True)
+    )
+    return max(first + last, *inner)
 
 
 def _possible(tables: Sequence[Floats], last: int) -> bool:

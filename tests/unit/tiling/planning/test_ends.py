@@ -58,7 +58,7 @@ def tiled(
 
 
 def seconds(plan: Plan, devices: Cluster, net: Profile | None = None) -> float:
-    return round_of(CostModel(net or profile(), devices), plan).seconds
+    return round_of(CostModel(net or profile(), devices), plan).round_seconds
 
 
 ONE = BatchSplit(1, 1)
@@ -129,7 +129,7 @@ def test_a_smaller_last_micro_batch_takes_less(behind: str) -> None:
     devices, even, odd = house(3, {}), BatchSplit(4, 2), BatchSplit(3, 2)
     full, less = (tiled(("d0", "d1"), (behind,), split, out=out) for split in (even, odd))
     cost = CostModel(profile(tail=1.0), devices)
-    assert round_of(cost, less).seconds < 0.8 * round_of(cost, full).seconds
+    assert round_of(cost, less).round_seconds < 0.8 * round_of(cost, full).round_seconds
     busy = round_of(cost, less).busy_seconds
     for name, whole in round_of(cost, full).busy_seconds.items():
         assert busy[name] == pytest.approx(0.75 * whole, rel=1e-3)
@@ -143,7 +143,7 @@ def test_a_stage_on_a_device_with_tiles_never_computes_beside_them() -> None:
     """However deep they are."""
     plan = tiled(("d0", "d1"), ("d1",), BatchSplit(4, 1), depths=(3, 1))
     found = round_of(CostModel(profile(tail=1.0), house(2, {})), plan)
-    assert found.seconds > found.busy_seconds["d1"] > 1.4 * found.busy_seconds["d0"]
+    assert found.round_seconds > found.busy_seconds["d1"] > 1.4 * found.busy_seconds["d0"]
 
 
 def test_stages_behind_tell_each_other_where_one_has_tiles_too() -> None:

@@ -137,7 +137,7 @@ def test_what_the_search_judged_is_what_the_plan_predicts(slowdowns: tuple[float
     question = TilingRequest(every=True, pieces=4, holder=setting.tile_device(0))
     found = best_pipelined(setting, question)
     assert found is not None
-    assert round_of(cost, plan).seconds == pytest.approx(found.tiling.seconds)
+    assert round_of(cost, plan).round_seconds == pytest.approx(found.tiling.seconds)
     shared = best_tiling(setting.problem, setting.tile_devices(), question, SharedRest(setting))
     assert found.tiling.seconds < shared.seconds
 

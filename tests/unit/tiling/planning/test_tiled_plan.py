@@ -21,7 +21,7 @@ from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.tiling.planning import tiling_search
 from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.profile_maps import tiled_network
-from p2ptrain.tiling.planning.tiled_plan import round_seconds, simulate_tiled
+from p2ptrain.tiling.planning.tiled_plan import round_seconds, simulate_plan
 from tests.support.feature_maps import chain
 from tests.support.planning_examples import quick_request
 from tests.support.tiling_examples import CONVOLUTION
@@ -241,7 +241,7 @@ def test_memory_is_checked() -> None:
 def test_what_is_predicted_is_what_is_simulated() -> None:
     devices = cluster(1.0, 2.0)
     plan = make_plan(profile(), devices, asked())
-    simulated = simulate_tiled(plan, profile(), devices)
+    simulated = simulate_plan(plan, profile(), devices)
     assert simulated.round_seconds == pytest.approx(plan.predicted.round_seconds)
     assert simulated.peak_bytes == plan.predicted.peak_bytes
     assert 0.0 < max(simulated.busy_share.values()) <= 1.0

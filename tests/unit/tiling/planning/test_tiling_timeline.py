@@ -14,7 +14,7 @@ from p2ptrain.plan.simulation.simulate import group_of
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.timeline import TimelineEntry
-from p2ptrain.tiling.planning.tiled_plan import simulate_tiled
+from p2ptrain.tiling.planning.tiled_plan import simulate_plan
 from tests.support.planning_examples import pieces as pieces_of
 from tests.unit.tiling.planning.test_ends import house, tiled
 from tests.unit.tiling.planning.test_sharing_behind import DEALING, DIVIDING, shared
@@ -48,10 +48,10 @@ def free(entry: TimelineEntry) -> float:
 @pytest.mark.parametrize("plan", [*PLANS, *GROUPS])
 @pytest.mark.parametrize("overlap", [False, True])
 def test_bars_of_a_device_do_not_overlap(plan: Plan, overlap: bool) -> None:
-    found = simulate_tiled(plan, NET, DEVICES, timeline=True, overlap=overlap)
+    found = simulate_plan(plan, NET, DEVICES, timeline=True, overlap=overlap)
     bars = found.timeline
     assert max(bar.end_seconds for bar in bars) == pytest.approx(found.round_seconds, rel=1e-12)
-    assert found.round_seconds == simulate_tiled(plan, NET, DEVICES, overlap=overlap).round_seconds
+    assert found.round_seconds == simulate_plan(plan, NET, DEVICES, overlap=overlap).round_seconds
     for name in {device.name for stage in plan.stages for device in stage.devices}:
         own = [bar for bar in bars if bar.device == name and bar.kind in COMPUTES]
         assert disjoint((bar.start_seconds, bar.end_seconds) for bar in own)
@@ -69,7 +69,7 @@ def test_bars_of_a_device_do_not_overlap(plan: Plan, overlap: bool) -> None:
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_every_device_has_all_its_bars(plan: Plan) -> None:
-    bars = simulate_tiled(plan, NET, DEVICES, timeline=True).timeline
+    bars = simulate_plan(plan, NET, DEVICES, timeline=True).timeline
     pieces = set(range(plan.micro_batches))
     for p, stage in enumerate(plan.stages):
         for device in stage.devices:
@@ -88,7 +88,7 @@ def test_every_device_has_all_its_bars(plan: Plan) -> None:
 
 @pytest.mark.parametrize("plan", GROUPS)
 def test_devices_that_share_a_stage_have_bars_of_what_is_their_own(plan: Plan) -> None:
-    bars = simulate_tiled(plan, NET, DEVICES, timeline=True).timeline
+    bars = simulate_plan(plan, NET, DEVICES, timeline=True).timeline
     behind, split = plan.stages[1], plan.split
     group = group_of(CostModel(NET, DEVICES), behind)
     for place, device in enumerate(behind.devices):
@@ -115,7 +115,7 @@ def test_devices_that_share_a_stage_have_bars_of_what_is_their_own(plan: Plan) -
 
 
 def test_nothing_is_sent_before_it_is_there() -> None:
-    bars = simulate_tiled(PLANS[2], NET, DEVICES, timeline=True).timeline
+    bars = simulate_plan(PLANS[2], NET, DEVICES, timeline=True).timeline
 
     def ends(kind: str, piece: int, stage: int) -> list[TimelineEntry]:
         return [b for b in bars if (b.kind, b.micro_batch, b.stage) == (kind, piece, stage)]
@@ -131,7 +131,7 @@ def test_nothing_is_sent_before_it_is_there() -> None:
 
 
 def test_a_chart_shows_them() -> None:
-    found = simulate_tiled(PLANS[0], NET, DEVICES, timeline=True)
+    found = simulate_plan(PLANS[0], NET, DEVICES, timeline=True)
     chart = draw_gantt(found)
     assert "halos, statistics" in chart
     assert "stages 0, 1" in chart  # of the device with a tile and the rest

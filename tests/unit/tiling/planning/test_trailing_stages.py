@@ -12,7 +12,7 @@ from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.tiling.planning.make_plan import make_plan
 from p2ptrain.tiling.planning.pipelined_tiling import MAX_SHARING, TrailingStages, best_pipelined
-from p2ptrain.tiling.planning.tiled_plan import round_of, simulate_tiled
+from p2ptrain.tiling.planning.tiled_plan import round_of, simulate_plan
 from p2ptrain.tiling.planning.tiling_setting import TilingRequest, TilingSetting
 from tests.unit.tiling.planning.test_tiled_plan import FAST_LINK, asked, cluster, profile
 
@@ -40,7 +40,7 @@ def test_several_share_a_long_rest(micro_batch: int | None) -> None:
     alone = 8 * 3 * (4 + 4.0)
     assert alone / 6 < plan.predicted.round_seconds < 1.7 * alone / 6
     assert Plan.from_json(plan.to_json()) == plan
-    found = simulate_tiled(plan, LONG, SIX)
+    found = simulate_plan(plan, LONG, SIX)
     assert found.round_seconds == plan.predicted.round_seconds
     assert found.peak_bytes == plan.predicted.peak_bytes
     shares = sum(device.share for device in behind.devices)
@@ -122,7 +122,7 @@ def test_what_the_search_judged_is_what_the_plan_predicts(
     assert found is not None
     assert found.tiling.seconds >= found.tiling.bound
     plan = make_plan(LONG, devices, asked(batch_size=8, micro_batch=micro_batch))
-    assert round_of(cost, plan).seconds == pytest.approx(found.tiling.seconds)
+    assert round_of(cost, plan).round_seconds == pytest.approx(found.tiling.seconds)
     without = best_pipelined(
         setting, TilingRequest(every=True, pieces=pieces, allocations=frozenset())
     )

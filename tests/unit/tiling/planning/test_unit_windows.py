@@ -34,20 +34,19 @@ def network(*units: tuple[tuple[int, int, AxisWindow, int], ...]) -> MapNetwork:
 
 def test_a_convolution_and_a_pooling_are_one_window() -> None:
     (unit,) = unit_windows(network(((0, 1, THREE, 16), (1, 2, ELEMENTWISE, 16), (2, 3, HALF, 8))))
-    assert (unit.rows.kernel, unit.rows.stride, unit.rows.before) == (4, 2, 1)
+    assert (unit.kernel, unit.stride, unit.padding) == ((4, 4), (2, 2), (1, 1))
     assert (unit.height, unit.width) == (16, 16)
-    assert unit.rows == unit.columns
 
 
 def test_a_residual_block_is_what_covers_both_ways() -> None:
     block = ((0, 1, THREE, 16), (1, 2, THREE, 16), (0, 3, ELEMENTWISE, 16), (2, 3, ELEMENTWISE, 16))
     (unit,) = unit_windows(network(block))
-    assert (unit.rows.kernel, unit.rows.stride, unit.rows.before) == (5, 1, 2)
+    assert (unit.kernel, unit.stride, unit.padding) == ((5, 5), (1, 1), (2, 2))
 
 
 def test_dilation_becomes_extent() -> None:
     (unit,) = unit_windows(network(((0, 1, AxisWindow(3, 1, 2, 2, 2), 16),)))
-    assert (unit.rows.kernel, unit.rows.dilation, unit.rows.before) == (5, 1, 2)
+    assert (unit.kernel, unit.dilation, unit.padding) == ((5, 5), (1, 1), (2, 2))
 
 
 def test_a_unit_that_gives_two_maps_ends_the_chain() -> None:
