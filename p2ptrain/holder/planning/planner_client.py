@@ -1,4 +1,4 @@
-"""Gets the holder's plans: the shell of `planner_core`.
+"""Gets the holder's plans: the port of `planner_core`.
 
 An answer of another device is a proposal: it becomes the plan only if it is a valid plan for
 exactly the question that was asked.
@@ -96,10 +96,10 @@ class Planner:
             PLAN_SECONDS,
             lambda error: isinstance(error, (LinkClosed, NotCoordinator)),
         )
-        core = self._core.asked(monotonic(), device)
+        pending = _PendingQuestion(self._mesh, self._core, device, asked, self._pass_over)
         with timed(log, "plan_answered"):
-            plan, is_own = await _PendingQuestion(self._mesh, core, asked, self._pass_over).run()
-        if core.was_late and device is not None:
+            plan, is_own = await pending.run()
+        if pending.core.was_late and device is not None:
             await cancel_remote_work(self._mesh, device, Message(PLAN_END))
         return plan, self._mesh.self_id if is_own or device is None else device
 
@@ -119,13 +119,13 @@ class Planner:
             limit_seconds,
             lambda error: isinstance(error, PeerError) and not isinstance(error, ProtocolError),
         )
-        core = self._core.asked(monotonic(), self.coordinator, waits=True)
+        device, core = self.coordinator, self._core
+        pending = _PendingQuestion(self._mesh, core, device, asked, self._pass_over, waits=True)
         try:
             async with asyncio.timeout(limit_seconds):
-                found, _ = await _PendingQuestion(self._mesh, core, asked, self._pass_over).run()
+                found, _ = await pending.run()
         except TimeoutError:
-            for late in core.give_up():
-                self._pass_over(late.device, late.why)
+            pending.core.found_here()
             raise
         return found
 
@@ -142,69 +142,72 @@ class Planner:
 
 
 class _PendingQuestion(Generic[T]):
-    """One question, until it is answered."""
+    """One question, until it is answered. Implements `PlannerPort`."""
 
     def __init__(
         self,
         mesh: Mesh,
-        core: planner_core.AskedPlan,
+        core: planner_core.PlannerCore,
+        coordinator: str | None,
         question: _PlannerQuestion[T],
         pass_over: Callable[[str, str], None],
+        *,
+        waits: bool = False,
     ) -> None:
+        self.core = core.asked(monotonic(), coordinator, self, waits=waits)
         self._mesh = mesh
-        self._core = core
         self._question = question
-        self._pass_over = pass_over
-        self._events: asyncio.Queue[tuple[planner_core.PlannerEvent, T | None]] = asyncio.Queue(64)
-        self._found: tuple[T, bool] | None = None  # and whether it was found here
+        self._on_passed_over = pass_over
+        # and whether it was found here
+        self._found: asyncio.Future[tuple[T, bool]] = asyncio.get_running_loop().create_future()
+        self._group: asyncio.TaskGroup | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self._asks_for_sign = False
         self._without_plan: tuple[str, str] | None = None  # who found none, and why
 
     async def run(self) -> tuple[T, bool]:
         """The answer, and whether it was found here. Raises what finding it here raises."""
-        core = self._core
-        async with task_scope() as group:
-            tasks: list[asyncio.Task[None]] = []
-
-            def spawn(work: Coroutine[Any, Any, None]) -> None:
-                tasks.append(group.create_task(work))
-
-            self._do(core.start(), spawn)
-            while self._found is None:
-                wait = core.next_wakeup - monotonic()
-                try:
-                    async with asyncio.timeout(None if wait == float("inf") else max(wait, 0.0)):
-                        event, answer = await self._events.get()
-                except TimeoutError:
-                    self._do(core.tick(monotonic()), spawn)
-                    continue
-                if answer is not None and not core.is_over:
-                    self._found = answer, isinstance(event, planner_core.FoundHere)
-                self._do(core.handle(event, monotonic()), spawn)
-            for task in tasks:
+        async with task_scope() as self._group:
+            self.core.start()
+            while not self._found.done():
+                wait = self.core.next_wakeup - monotonic()
+                timeout = None if wait == float("inf") else max(wait, 0.0)
+                await asyncio.wait([self._found], timeout=timeout)
+                self.core.tick(monotonic())
+            for task in self._tasks:
                 task.cancel()
         if self._without_plan is not None:
             device, why = self._without_plan
             if device != self._mesh.self_id:
-                self._pass_over(device, f"found no plan, though there is one ({why})")
-        return self._found
+                self.pass_over(device, f"found no plan, though there is one ({why})")
+        return self._found.result()
 
-    def _do(
-        self,
-        instructions: list[planner_core.PlannerInstruction],
-        spawn: Callable[[Coroutine[Any, Any, None]], None],
-    ) -> None:
-        for instruction in instructions:
-            match instruction:
-                case planner_core.AskPlanner(device):
-                    spawn(self._ask(device))
-                case planner_core.AskForSign(device) if not self._asks_for_sign:
-                    self._asks_for_sign = True
-                    spawn(self._ask_for_sign(device))
-                case planner_core.PlanHere():
-                    spawn(self._find_here())
-                case planner_core.PassOver(device, why):
-                    self._pass_over(device, why)
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        assert self._group is not None
+        self._tasks.append(self._group.create_task(work))
+
+    def ask(self, device: str) -> None:
+        """See `PlannerPort`, as of all that follow."""
+        self._spawn(self._ask(device))
+
+    def ask_for_sign(self, device: str) -> None:
+        """Unless that question is still open."""
+        if not self._asks_for_sign:
+            self._asks_for_sign = True
+            self._spawn(self._ask_for_sign(device))
+
+    def plan_here(self) -> None:
+        """In a child process."""
+        self._spawn(self._find_here())
+
+    def pass_over(self, device: str, why: str) -> None:
+        """All of the job's devices hear it."""
+        self._on_passed_over(device, why)
+
+    def _take(self, answer: T, *, is_own: bool) -> None:
+        """The first one counts, though it came too late for the rules."""
+        if not self._found.done():
+            self._found.set_result((answer, is_own))
 
     async def _ask(self, device: str) -> None:
         question = self._question
@@ -216,32 +219,29 @@ class _PendingQuestion(Generic[T]):
                 reply_parts=limited(LARGE.most_bytes),
             )
             answer = await read_beside(question.read, part_of(reply))
-            self._handle(planner_core.PlanAnswered(), answer)
+            self._take(answer, is_own=False)
+            self.core.answered()
         except PlanError as error:  # no device is to blame where none is found here either
             self._without_plan = device, str(error)
-            self._handle(planner_core.NoAnswer())
+            self.core.no_answer()
         except (Error, TimeoutError) as error:
             why = str(error) or "it took too long"
             log.info("not_answered", by=device[:12], why=why)
-            pardoned = question.pardons(error)
-            self._handle(
-                planner_core.NoAnswer()
-                if pardoned
-                else planner_core.Useless(f"gave an answer that cannot be used ({why})")
-            )
+            if question.pardons(error):
+                self.core.no_answer()
+            else:
+                self.core.useless(f"gave an answer that cannot be used ({why})")
 
     async def _ask_for_sign(self, device: str) -> None:
         try:
             seconds = self._question.seconds
             reply = await self._mesh.call(device, Message(WORKS), timeout_seconds=seconds)
-            self._handle(planner_core.Sign(reply.fields.get("works") is True))
+            self.core.sign(monotonic(), works=reply.fields.get("works") is True)
         except (Error, TimeoutError) as error:
             log.info("no_sign_of_work", by=device[:12], why=str(error) or "no answer")
         finally:
             self._asks_for_sign = False
 
     async def _find_here(self) -> None:
-        self._handle(planner_core.FoundHere(), await self._question.here())
-
-    def _handle(self, event: planner_core.PlannerEvent, answer: T | None = None) -> None:
-        self._events.put_nowait((event, answer))
+        self._take(await self._question.here(), is_own=True)
+        self.core.found_here()

@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec
 
 from p2ptrain.recovery.choose_version import RollForward, VersionChoice
-from p2ptrain.recovery.cores import holder_events, planner_core
+from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.reconfigure_core import MakePlan
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import (
@@ -109,7 +109,10 @@ class Changing:
 
 
 class Asking:
-    """A holder has a plan made: by the coordinator, by itself where that answers nothing of use."""
+    """A holder has a plan made: by the coordinator, by itself where that answers nothing of use.
+
+    The port of `planner_core`.
+    """
 
     def __init__(
         self, node: Holder, devices: list[str], then: Callable[[tuple[PlacedStage, ...]], None]
@@ -117,15 +120,12 @@ class Asking:
         self._node = node
         self._devices = devices
         self._then = then
-        self._core = node.planner.asked(node.world.now, node.coordinator)
+        self._core = node.planner.asked(node.world.now, node.coordinator, self)
 
     def start(self) -> None:
         """Ask."""
-        self._do(self._core.start())
+        self._core.start()
         self._wake()
-
-    def _feed(self, event: planner_core.PlannerEvent) -> None:
-        self._do(self._core.handle(event, self._node.world.now))
 
     def _wake(self) -> None:
         seconds = self._core.next_wakeup - self._node.world.now
@@ -133,47 +133,43 @@ class Asking:
             self._node.later(max(seconds, 0.0), "planner", self._tick)
 
     def _tick(self) -> None:
-        self._do(self._core.tick(self._node.world.now))
+        self._core.tick(self._node.world.now)
         self._wake()
 
-    def _do(self, out: list[planner_core.PlannerInstruction]) -> None:
-        node = self._node
-        for instruction in out:
-            match instruction:
-                case planner_core.AskPlanner(device):
-                    node.call(device, "plan", self._got, devices=self._devices)
-                case planner_core.AskForSign(device):
-                    node.call(device, "works", self._signed)
-                case planner_core.PlanHere():
-                    node.later(node.world.rng.uniform(0.0, 0.2), "planned", self._plan_here)
-                case planner_core.PassOver(device, _):
-                    node.passed_over(device)
+    def ask(self, device: str) -> None:
+        """Over the network."""
+        self._node.call(device, "plan", self._got, devices=self._devices)
+
+    def ask_for_sign(self, device: str) -> None:
+        """Over the network."""
+        self._node.call(device, "works", self._signed)
+
+    def plan_here(self) -> None:
+        """It takes a moment."""
+        self._node.later(self._node.world.rng.uniform(0.0, 0.2), "planned", self._plan_here)
+
+    def pass_over(self, device: str, why: str) -> None:
+        """As all devices of the job hear."""
+        self._node.passed_over(device)
 
     def _got(self, fields: dict[str, Any] | None) -> None:
         if fields is None:
-            self._feed(planner_core.NoAnswer())
-            return
-        stages = fields["stages"]
-        if not is_plan(stages, self._devices, self._node.world.truth.units):
-            self._feed(planner_core.Useless("gave no plan"))
-            return
-        self._take(stages, planner_core.PlanAnswered())
+            self._core.no_answer()
+        elif is_plan(fields["stages"], self._devices, self._node.world.truth.units):
+            self._take(fields["stages"], self._core.answered)
+        else:
+            self._core.useless("gave no plan")
 
     def _signed(self, fields: dict[str, Any] | None) -> None:
-        self._feed(planner_core.Sign(fields is not None))
+        self._core.sign(self._node.world.now, works=fields is not None)
 
     def _plan_here(self) -> None:
-        self._take(
-            random_stages(self._node, self._devices, self._node.id), planner_core.FoundHere()
-        )
+        stages = random_stages(self._node, self._devices, self._node.id)
+        self._take(stages, self._core.found_here)
 
-    def _take(
-        self,
-        stages: tuple[PlacedStage, ...],
-        event: planner_core.PlanAnswered | planner_core.FoundHere,
-    ) -> None:
+    def _take(self, stages: tuple[PlacedStage, ...], say: Callable[[], None]) -> None:
         is_over = self._core.is_over
-        self._feed(event)
+        say()
         if not is_over:
             self._then(stages)
 

@@ -2,103 +2,113 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from p2ptrain.recovery.cores import planner_core
 from p2ptrain.recovery.cores.planner_core import AskedPlan, PlannerCore
 from p2ptrain.recovery.recovery_settings import Patience
+from tests.unit.recovery.cores.recorded_port import Asked, RecordedPort
+
+
+def _asked(
+    coordinator: str | None = "c", core: PlannerCore | None = None, *, waits: bool = False
+) -> tuple[AskedPlan, RecordedPort]:
+    """At 0 s, and begun."""
+    port = RecordedPort()
+    asked = (core or PlannerCore("h")).asked(0.0, coordinator, port, waits=waits)
+    asked.start()
+    begun = [("plan_here",)] if coordinator is None else [("ask", coordinator)]
+    assert port.taken() == begun
+    return asked, port
 
 
 def _run(
-    asked: AskedPlan, seconds: float, *, works: bool
-) -> dict[float, planner_core.PlannerInstruction]:
-    """What it says until then, by time; the coordinator says that it works, or nothing."""
-    said: dict[float, planner_core.PlannerInstruction] = {}
+    asked: AskedPlan, port: RecordedPort, seconds: float, *, works: bool
+) -> list[tuple[float, Asked]]:
+    """What it has done until then; the coordinator says that it works, or nothing."""
+    done: list[tuple[float, Asked]] = []
     while asked.next_wakeup <= seconds:
         now = asked.next_wakeup
-        for one in asked.tick(now):
-            if not isinstance(one, planner_core.AskForSign):
-                said[now] = one
+        asked.tick(now)
+        for one in port.taken():
+            if one != ("ask_for_sign", "c"):
+                done.append((now, one))
             elif works:
-                assert asked.handle(planner_core.Sign(True), now) == []
-    return said
+                asked.sign(now, works=True)
+    return done
 
 
 def test_an_answer_is_taken_and_nobody_else_plans() -> None:
-    asked = PlannerCore("h").asked(0.0, "c")
-    assert asked.start() == [planner_core.AskPlanner("c")]
-    assert _run(asked, 4.0, works=True) == {}
-    assert asked.handle(planner_core.PlanAnswered(), 4.5) == []
+    asked, port = _asked()
+    assert _run(asked, port, 4.0, works=True) == []
+    asked.answered()
+    assert port.taken() == []
     assert asked.is_over
     assert asked.next_wakeup == float("inf")
 
 
 def test_a_holder_without_a_coordinator_plans_itself() -> None:
-    assert PlannerCore("h").asked(0.0, None).start() == [planner_core.PlanHere()]
+    _asked(None)
 
 
 def test_silence_is_passed_over_in_five_seconds_and_planned_here() -> None:
-    asked = PlannerCore("h").asked(0.0, "c")
-    asked.start()
+    asked, port = _asked()
     while asked.next_wakeup < 5.0:
         asked.tick(asked.next_wakeup)
-        asked.handle(planner_core.Sign(False), asked.next_wakeup)
-    assert asked.tick(5.0) == [
-        planner_core.PassOver("c", "did not answer for 5 s"),
-        planner_core.PlanHere(),
-    ]
-    assert asked.handle(planner_core.PlanAnswered(), 6.0) == []
+        asked.sign(asked.next_wakeup, works=False)
+    port.taken()
+    asked.tick(5.0)
+    assert port.taken() == [("pass_over", "c", "did not answer for 5 s"), ("plan_here",)]
+    asked.answered()
+    assert port.taken() == []
     assert not asked.is_over, "what comes too late is not taken"
-    asked.handle(planner_core.FoundHere(), 7.0)
+    asked.found_here()
     assert asked.is_over
 
 
 def test_a_wrong_answer_is_passed_over_at_once() -> None:
-    asked = PlannerCore("h").asked(0.0, "c")
-    asked.start()
-    assert asked.handle(planner_core.Useless("lies"), 0.1) == [
-        planner_core.PassOver("c", "lies"),
-        planner_core.PlanHere(),
-    ]
+    asked, port = _asked()
+    asked.useless("lies")
+    assert port.taken() == [("pass_over", "c", "lies"), ("plan_here",)]
 
 
 def test_a_link_that_ended_says_nothing_against_it() -> None:
-    asked = PlannerCore("h").asked(0.0, "c")
-    asked.start()
-    assert asked.handle(planner_core.NoAnswer(), 0.1) == [planner_core.PlanHere()]
+    asked, port = _asked()
+    asked.no_answer()
+    assert port.taken() == [("plan_here",)]
 
 
 def test_one_that_works_and_is_always_late_keeps_nobody_waiting_and_is_passed_over() -> None:
     core = PlannerCore("h")
     for number in range(1, core.patience.most_late + 1):
-        asked = core.asked(0.0, "c")
-        asked.start()
-        assert _run(asked, 9.0, works=True) == {5.0: planner_core.PlanHere()}
-        late = asked.handle(planner_core.FoundHere(), 9.5)
+        asked, port = _asked(core=core)
+        assert _run(asked, port, 9.0, works=True) == [(5.0, ("plan_here",))]
+        asked.found_here()
         assert asked.was_late
-        assert bool(late) == (number == core.patience.most_late)
+        assert bool(port.taken()) == (number == core.patience.most_late)
 
 
 @pytest.mark.parametrize(
-    "says", [planner_core.PlanAnswered(), planner_core.Useless("lies"), planner_core.NoAnswer()]
+    "says", [AskedPlan.answered, lambda asked: asked.useless("lies"), AskedPlan.no_answer]
 )
-def test_only_late_answers_in_a_row_count(says: planner_core.PlannerEvent) -> None:
+def test_only_late_answers_in_a_row_count(says: Callable[[AskedPlan], None]) -> None:
     core = PlannerCore("h", Patience(most_late=2))
-    for event in (planner_core.FoundHere(), says, planner_core.FoundHere()):
-        asked = core.asked(0.0, "c")
-        asked.start()
-        assert not [x for x in asked.handle(event, 9.0) if getattr(x, "why", "lies") != "lies"]
+    for what_happens in (AskedPlan.found_here, says, AskedPlan.found_here):
+        asked, port = _asked(core=core)
+        what_happens(asked)
+        assert [one for one in port.taken() if one[0] == "pass_over" and one[-1] != "lies"] == []
 
 
 def test_a_look_that_nobody_waits_for_is_not_done_twice() -> None:
-    asked = PlannerCore("h").asked(0.0, "c", waits=True)
-    asked.start()
-    assert _run(asked, 100.0, works=True) == {}
-    assert asked.give_up() == []
+    asked, port = _asked(waits=True)
+    assert _run(asked, port, 100.0, works=True) == []
+    asked.found_here()
+    assert port.taken() == []
 
 
 def test_a_holder_waits_for_itself() -> None:
-    asked = PlannerCore("h").asked(0.0, "h")
-    assert asked.start() == [planner_core.AskPlanner("h")]
+    asked, port = _asked("h")
     assert asked.next_wakeup == float("inf")
-    assert asked.handle(planner_core.Useless("a bug"), 1.0) == [planner_core.PlanHere()]
+    asked.useless("a bug")
+    assert port.taken() == [("plan_here",)]
