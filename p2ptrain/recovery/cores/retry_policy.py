@@ -172,13 +172,6 @@ class EarlyDeaths:
         self.devices, self._units = [], frozenset()
 
 
-"""Failures that single devices report and no other device confirms. Pure.
-
-A device may report that its part fails, or that a link has ended. One report is believed, but not
-forever: a device that stops the same step again and again is planned around. A job ends for an
-error that two devices had one after the other, or the holder itself.
-"""
-
 MAX_COMPLAINTS = 3
 """Times in a row, without a step between, that one device alone may stop a job."""
 

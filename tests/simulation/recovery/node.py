@@ -517,7 +517,9 @@ class Node:
             )
 
     def _update(self, seat: Seat, generation: int, version: Version, *, keep: bool) -> None:
-        running = self._placed()
+        running = self.core.running
+        if running is None:
+            return  # the job has ended meanwhile, and the stage with it
         salt = running.generation if len(running.stages[seat.index].devices) > 1 else 0
         seat.states = tuple(
             mix(state, gradient, salt)
