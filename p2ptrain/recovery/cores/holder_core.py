@@ -113,7 +113,7 @@ class HolderCore:
     @property
     def next_wakeup(self) -> float:
         """When to call `tick` at the latest."""
-        return self._due
+        return _NEVER if self.phase is HolderPhase.OVER else self._due
 
     @property
     def number(self) -> int:

@@ -502,6 +502,16 @@ def test_a_group_may_end_at_once_of_a_part() -> None:
     assert out[-1] == holder_instructions.PartEnds(2, 4, ("a", "b"))
 
 
+def test_a_job_that_has_ended_waits_for_nothing() -> None:
+    core = _training("a", "b")
+    number = _ask_of(_dies(core, "a")).ask.number
+    _feed(core, ReconfigureFailure(number, "no link", again=True))
+    assert core.next_wakeup < float("inf")
+    _dies(core, "b")
+    assert core.phase is HolderPhase.OVER
+    assert core.next_wakeup == float("inf")
+
+
 def test_a_device_that_ends_of_its_part_twice_ends_the_job_too() -> None:
     core = _training("a")
     _dies(core, "a")
