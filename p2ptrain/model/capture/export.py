@@ -73,10 +73,7 @@ def export(scored: ScoredModule, example: Example, training: bool) -> Exported:
         _no_collections(),
         as_written(),
         without_backward_hooks(scored.module),
-        scored.masks.known(),
     ):
-        with _put_back(scored):
-            scored.masks.learn(scored.module, lambda: scored.run(example.input_leaves))
         try:
             program = _export_deciding(scored, example, trials)
         except CaptureError:

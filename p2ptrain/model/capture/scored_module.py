@@ -20,7 +20,7 @@ from p2ptrain.errors import CaptureError, ScriptError
 from p2ptrain.model.capture.export_errors import LossRefuses, refusal
 from p2ptrain.model.tracing.autograd_functions import Place, own_backwards_as_traced
 from p2ptrain.model.tracing.autograd_graph import derivatives_as_traced
-from p2ptrain.model.tracing.function_modes import CausalMasks, calls_as_traced
+from p2ptrain.model.tracing.function_modes import calls_as_traced
 from p2ptrain.model.tracing.python_state import PythonState
 from p2ptrain.model.tracing.untraced_changes import HeldTensors, ReassignedBuffers
 from p2ptrain.model.tracing.value_decisions import ValueDecisions
@@ -200,7 +200,6 @@ class ScoredModule(nn.Module):
         self.undefined = frozenset[Place]()
         self.copied = frozenset[str]()
         self.is_scored = True
-        self.masks = CausalMasks()
         self.decisions = ValueDecisions()
         self._roots = {"": module, "loss": loss}
         self.kept_tensors = HeldTensors(self, self.held())
@@ -209,7 +208,6 @@ class ScoredModule(nn.Module):
 
     def forward(self, inputs: list[Tensor], targets: list[Tensor]) -> tuple[Tensor, ...]:
         """The loss, and in evaluation mode the tensors of the model's output."""
-        self.masks.begin()
         self.decisions.begin()
         buffers = ReassignedBuffers(self.held(), self.copied)
         with (

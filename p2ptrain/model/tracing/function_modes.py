@@ -2,12 +2,11 @@
 
 Some ask for values, which a trace has not. `nn.TransformerEncoder` and `nn.TransformerDecoder`
 compare a mask's values with a causal one unless `is_causal` is given, and then call another kernel.
-So the model runs once with real ones, and the trace gets the same answers, in the same order.
-
 Hugging Face's models look at the values of `position_ids`, which may pack several sequences into a
 row: where they only count upwards, attention takes the causal kernel, without a mask. A trace would
 get a mask, and keys repeated for each head, whose gradients add up in another order. So numbers
-that follow from no input are computed while tracing.
+that follow from no input are computed while tracing; what follows from others is decided as the
+first samples have it (`value_decisions`).
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ def calls_as_traced(decisions: ValueDecisions) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         others = (
             mapped_and_cast_as_traced(),
-            positions_as_counted(),
+            questions_answered(),
             _lengths_as_sizes(),
             *(
                 replaced_in_this_thread(kind, "check_forward_args", _unless_packed(kind))
@@ -124,63 +123,6 @@ class BatchLength(TypeError):
     """The number of samples was asked for as a plain number."""
 
 
-_ASKING = (nn.TransformerEncoder, nn.TransformerDecoder)
-
-_original: Any = transformer._detect_is_causal_mask
-
-
-class CausalMasks:
-    """The answers of one run, in order, to be given again."""
-
-    def __init__(self) -> None:
-        self._answers: list[bool] = []
-        self._given = 0
-
-    def begin(self) -> None:
-        """Start again with the first answer: forward() begins."""
-        self._given = 0
-
-    def learn(self, module: nn.Module, run: Callable[[], object]) -> None:
-        """Run the model with real values, if it has layers that look at them.
-
-        Args:
-            module: its tensors are put back afterwards, as is the random generator.
-            run: calls it.
-        """
-        self._answers = []
-        if not any(isinstance(part, _ASKING) for part in module.modules()):
-            return
-        state = [(t, t.clone()) for t in (*module.parameters(), *module.buffers())]
-        with torch.no_grad(), torch.random.fork_rng(devices=[]), _answering(self._ask_torch):
-            try:
-                run()
-            except Exception:  # the trace fails in the same place, and is explained
-                self._answers = []
-            for tensor, before in state:
-                tensor.copy_(before)
-
-    @contextlib.contextmanager
-    def known(self) -> Iterator[None]:
-        """Give the answers that were found."""
-        with _answering(self._repeat):
-            yield
-
-    def _ask_torch(self, *args: Any, **kwargs: Any) -> bool:
-        self._answers.append(_original(*args, **kwargs))
-        return self._answers[-1]
-
-    def _repeat(self, *args: Any, **kwargs: Any) -> bool:
-        if self._given >= len(self._answers):
-            return bool(_original(*args, **kwargs))
-        self._given += 1
-        return self._answers[self._given - 1]
-
-
-def _answering(answer: Callable[..., bool]) -> contextlib.AbstractContextManager[None]:
-    """In this thread `answer` says whether a mask is causal."""
-    return replaced_in_this_thread(transformer, "_detect_is_causal_mask", answer)
-
-
 _modes: Any = _ops
 
 _MODULE, _FUNCTION = "transformers.masking_utils", "find_packed_sequence_indices"
@@ -191,24 +133,33 @@ class _UnknownError(Exception):
 
 
 @contextlib.contextmanager
-def positions_as_counted() -> Iterator[None]:
-    """For one trace, where transformers is loaded."""
-    module: Any = sys.modules.get(_MODULE)
-    original: Callable[[Tensor], Any] | None = getattr(module, _FUNCTION, None)
-    if original is None:
+def questions_answered() -> Iterator[None]:
+    """For one trace, of transformers where it is loaded."""
+    asked: list[tuple[Any, str]] = [(transformer, "_detect_is_causal_mask")]
+    packing: Any = sys.modules.get(_MODULE)
+    if hasattr(packing, _FUNCTION):
+        asked.append((packing, _FUNCTION))
+    with contextlib.ExitStack() as stack:
+        for module, name in asked:
+            answer = _answered(getattr(module, name))
+            stack.enter_context(replaced_in_this_thread(module, name, answer))
         yield
-        return
 
-    def find(position_ids: Tensor) -> Any:
-        values = _values(position_ids)
+
+def _answered(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Its answer for the values of its first argument, where they are known and it is no tensor."""
+
+    def find(asked: Tensor | None, *args: Any, **kwargs: Any) -> Any:
+        values = None if asked is None else _values(asked)
         if values is not None:
+            sizes = [a.node.hint if isinstance(a, torch.SymInt) else a for a in args]
             with _disable_current_modes():
-                if original(values) is None:
-                    return None
-        return original(position_ids)
+                answer = original(values, *sizes, **kwargs)
+            if not isinstance(answer, Tensor):
+                return answer
+        return original(asked, *args, **kwargs)
 
-    with replaced_in_this_thread(module, _FUNCTION, find):
-        yield
+    return find
 
 
 def _values(tensor: Tensor) -> Tensor | None:
