@@ -54,9 +54,7 @@ def fit_plan(
     plan = replace(
         plan, left_out=left_out, planner=plan.planner if plan.planner in NAMES else "auto"
     )
-    in_rounds = plan.mode is PlanMode.SYNC
-    ahead = in_rounds and not request.clip
-    found = simulate_plan(plan, profile, cluster, overlap=in_rounds, updates_ahead=ahead)
+    found = simulate_plan(plan, profile, cluster, overlap=True, updates_ahead=not request.clip)
     predicted = Predicted(found.round_seconds, found.samples_per_s, found.peak_bytes)
     memory = {c.name: c.memory for c in household.candidates}
     plan = with_full_memory(

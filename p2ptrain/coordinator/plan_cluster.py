@@ -264,7 +264,7 @@ def _request(
         mode=PlanMode.SYNC if how is None else PlanMode.ASYNC,
         weights=Weights.STASHED if how is None else how.weights,
         full_depths=how is not None,
-        overlap=how is None,
+        overlap=True,
         updates_ahead=not request.clip,
         effort=PLANNING_EFFORT,
         grid=request.grid,

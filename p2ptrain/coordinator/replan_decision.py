@@ -20,7 +20,6 @@ from p2ptrain.plan.replan.migration import plan_migration
 from p2ptrain.plan.replan.replan import Replanned
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.tiling.planning.tiled_plan import round_seconds
 
 SEARCH_AGAIN = 1.1
@@ -63,9 +62,7 @@ def present_plan(
     """What the plan in force takes with the times, links and devices of now; `work`: of it."""
     profile, cluster = planner_question(request, household)
     ahead = any(stage.goes_ahead for stage in plan.stages)
-    cost = CostModel(
-        *(profile, cluster), overlap=plan.mode is PlanMode.SYNC, mode=plan.mode, updates_ahead=ahead
-    )
+    cost = CostModel(profile, cluster, overlap=True, mode=plan.mode, updates_ahead=ahead)
     seconds = round_seconds(cost, plan)
     promised = work * plan.predicted.round_seconds
     return PresentPlan(plan, seconds, seconds / promised if promised > 0 else 1.0, work)

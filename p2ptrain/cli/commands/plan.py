@@ -217,8 +217,6 @@ def plan_request(args: argparse.Namespace, cluster: Cluster) -> PlanRequest:
 def _check(args: argparse.Namespace, is_sync: bool) -> None:
     """What contradicts itself, whatever the files say."""
     check_tiling(args)
-    if args.overlap and not is_sync:
-        raise UsageError("--overlap works with --mode sync only")
     if args.schedule not in (None, "1f1b") and not is_sync:
         raise UsageError(f"--schedule {args.schedule} works with --mode sync only")
     for name in sorted({*args.require} & {*args.exclude}):

@@ -55,13 +55,11 @@ class CostModel:
         full_depths: bool = False,
         updates_ahead: bool = True,
     ) -> None:
-        if overlap and mode is PlanMode.ASYNC:
-            raise OptionError("overlap works with mode sync only")
         self.profile = profile
         self.mode = mode
         self.weights = weights
         self.full_depths = full_depths and mode is PlanMode.ASYNC
-        self.updates_ahead = overlap and updates_ahead
+        self.updates_ahead = overlap and updates_ahead and mode is PlanMode.SYNC
         self.devices: tuple[ClusterDevice, ...] = tuple(
             sorted(cluster.devices, key=lambda d: d.name)
         )
@@ -132,6 +130,8 @@ class CostModel:
             if self.overlap is not None:
                 more = self.overlap.task_seconds(device, first, end, samples)
                 forward, backward = forward + more[0], backward + more[1]
+                if self.mode is PlanMode.ASYNC:  # an update follows each backward
+                    backward += self.update_seconds(device, first, end)
             self._stage_seconds[key] = forward, backward
         return self._stage_seconds[key]
 

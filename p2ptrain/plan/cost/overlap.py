@@ -16,6 +16,8 @@
     split        a backward in two parts takes a little longer than in one
 
 Message costs are part of the tasks before or after them; those of an all-reduce are extra.
+Asynchronously there are no rounds: messages and streaming cost the same, and an update, with what a
+mini-batch costs whatever its size, is part of the backward that it follows.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from p2ptrain.plan.simulation.engine import FEED, Deferred, Engine, Lane, Transf
 from p2ptrain.plan.simulation.overlapped_round import steady_engine
 from p2ptrain.plan.types.allocation import deal
 from p2ptrain.plan.types.plan import Direction
+from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.schedule import one_f_one_b
 
 T = TypeVar("T")
@@ -38,7 +39,7 @@ Routes: TypeAlias = tuple[TransferRoute, ...]
 
 def build_engine(cost: CostModel, draft: Draft, *, record: bool = False) -> Engine:
     """The engine that times one round of `draft`."""
-    if cost.overlap is not None:
+    if cost.overlap is not None and cost.mode is PlanMode.SYNC:
         return steady_engine(cost, draft, LaneBuilder(cost, draft).lanes(), record)
     reduce_seconds = {
         p: cost.all_reduce_seconds(group.devices, *draft.units[p])

@@ -288,7 +288,6 @@ def test_wrong_usage_is_exit_code_2(room: Room, more: list[str]) -> None:
         ["--grid", "2x3"],
         ["--groups", "0-3", "--compare"],
         ["--exclude", "pi", "--require", "pi"],
-        ["--overlap", "--mode", "async"],
         ["--schedule", "zero-bubble", "--mode", "async"],
     ],
 )

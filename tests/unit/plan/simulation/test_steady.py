@@ -17,6 +17,7 @@ from p2ptrain.plan.cost.draft import (
     draft_pipeline,
     peak_bytes,
 )
+from p2ptrain.plan.cost.overlap import FEED_MESSAGES, LOAD_MESSAGES, ROUND_MESSAGES
 from p2ptrain.plan.simulation import steady
 from p2ptrain.plan.simulation.bound import steady_bound
 from p2ptrain.plan.simulation.engine import Engine
@@ -24,7 +25,7 @@ from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.simulation.simulate import simulate, simulate_steady
 from p2ptrain.plan.simulation.steady import endless, run_steadily, simulated_tasks, steady_seconds
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit, deal
-from p2ptrain.plan.types.cluster import Cluster, ClusterLink
+from p2ptrain.plan.types.cluster import REFERENCE, Cluster, ClusterLink
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
@@ -43,8 +44,8 @@ ONE_EACH = BatchSplit(8, 1)
 TURNS = Allocation.MICRO_BATCHES
 
 
-def asynchronous(profile: Profile, cluster: Cluster) -> CostModel:
-    return CostModel(profile, cluster, mode=PlanMode.ASYNC)
+def asynchronous(profile: Profile, cluster: Cluster, *, overlap: bool = False) -> CostModel:
+    return CostModel(profile, cluster, mode=PlanMode.ASYNC, overlap=overlap)
 
 
 def pipeline(cost: CostModel, *devices: int, split: BatchSplit = ONE_EACH) -> Draft:
@@ -291,10 +292,17 @@ def test_plans_fit_and_are_predicted_as_they_are_simulated(
         assert peak <= cluster.device(name).memory_bytes
 
 
-def test_overlap_is_of_synchronous_rounds() -> None:
-    profile, cluster = planning_examples.household(2, 4, 2)
-    with pytest.raises(OptionError, match="overlap"):
-        make_plan(profile, cluster, quick_request(16, mode=PlanMode.ASYNC, overlap=True))
+def test_messages_and_updates_bound_what_a_tiny_model_reaches() -> None:
+    """Two stages that compute a microsecond each: what is left is what a mini-batch costs."""
+    profile = planning_examples.profile([(1e-6, 1e-6)] * 2, parameter_bytes=4)
+    cluster = planning_examples.cluster("a", "b")
+    plain, real = (
+        steady_seconds(cost, pipeline(cost, 0, 1))
+        for cost in (asynchronous(profile, cluster, overlap=how) for how in (False, True))
+    )
+    assert plain < 1e-4
+    messages = ROUND_MESSAGES + LOAD_MESSAGES + FEED_MESSAGES + 2  # activations, gradients
+    assert real == pytest.approx(messages * REFERENCE.message_seconds, rel=0.05)
 
 
 def test_nothing_fits_is_said_with_versions_counted() -> None:
@@ -355,7 +363,7 @@ def test_the_naive_simulator_agrees(
 def drafts(draw: st.DrawFn) -> tuple[CostModel, Draft]:
     """Groups of both allocations, on links that sometimes matter."""
     profile, cluster = planning_examples.household(draw(st.integers(0, 99)), 5, 5)
-    cost = asynchronous(profile, cluster)
+    cost = asynchronous(profile, cluster, overlap=draw(st.booleans()))
     window = draw(st.sampled_from([5, 8]))
     split = BatchSplit(window * 4, 4)
     devices = draw(st.permutations(range(5)))
