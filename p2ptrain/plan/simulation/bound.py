@@ -300,13 +300,11 @@ class _RoundBound:
                 samples = pieces * full + (last if has_last else 0)
                 if not samples:
                     continue
-                ends = before.device, after.device
-                hops = []  # seconds a sample, there and back
-                for way in (ends, ends[::-1]):
-                    self.interfaces.carry(*way, samples * each)
-                    carried = each / self.cost.link(*way).bytes_per_s
-                    hops.append(carried - self.cost.streamed_seconds(cut, *way))
-                after.before.append((before, full, last if has_last else 0, hops[0], hops[1]))
+                ends, back = (before.device, after.device), (after.device, before.device)
+                self.interfaces.carry(*ends, samples * each)
+                self.interfaces.carry(*back, samples * each)
+                hops = self._hop_seconds(cut, *ends), self._hop_seconds(cut, *back)
+                after.before.append((before, full, last if has_last else 0, *hops))
                 is_last = after.first == self.count - 1
                 first = last if is_last else full
                 if first and self._takes(before, after.first):
@@ -314,6 +312,13 @@ class _RoundBound:
                     latency = self.cost.link(*ends).latency_s
                     arrival = before.start + forward + first * hops[0] + latency
                     after.start = max(after.start, arrival)
+
+    def _hop_seconds(self, cut: int, sender: int, receiver: int) -> float:
+        """A sample's way before unit `cut`, but for the latency."""
+        carried = self.cost.cut_bytes(cut) / self.cost.link(sender, receiver).bytes_per_s
+        if self.cost.overlap is None:
+            return carried
+        return carried - self.cost.streamed_seconds(cut, sender, receiver)
 
     def _common(
         self, before: _BoundLane, after: _BoundLane, dealt: Mapping[tuple[int, int], int]
@@ -356,8 +361,8 @@ class _RoundBound:
             last: dict[_BoundLane, list[float]] = defaultdict(list)
             for there in behind:
                 for lane, full_samples, last_samples, out, back in there.before:
-                    ends = lane.device, there.device
-                    latency = sum(self.cost.link(*way).latency_s for way in (ends, ends[::-1]))
+                    latency = self.cost.link(lane.device, there.device).latency_s
+                    latency += self.cost.link(there.device, lane.device).latency_s
                     full[lane].append(full_samples * (out + back) + latency + there.trip)
                     last[lane].append(last_samples * (out + back) + latency + there.last_trip)
             # Of a stage that deals, a piece goes to one device, whichever.
@@ -368,16 +373,17 @@ class _RoundBound:
 
     def _lane_chain(self, p: int, lane: _BoundLane) -> float:
         group, window = self.draft.groups[p], self.draft.warmup[p]
-        chain, pieces = lane.load, lane.pieces + lane.has_last
+        load, pieces = lane.load, lane.pieces + lane.has_last
+        chain = load
         if lane.owners is not None:
             window, _ = max_in_window(group.shares, lane.place, window)
         elif self.draft.splits(p):
             chain += max(pieces - self.draft.held[p], 0) * lane.weights[0]
         trips = (pieces - 1) // max(window, 1)
         chain = max(chain, trips * lane.trip + min(lane.last_trip, lane.trip)) + lane.tail
-        if not self.ahead:  # else what is deferred may follow the first stage's update
+        if lane.deferred and not self.ahead:  # else it may follow the first stage's update
             reduce = self.cost.all_reduce_seconds(group.devices, *self.draft.units[p])
-            chain = max(chain, lane.load + lane.deferred + reduce)
+            chain = max(chain, load + lane.deferred + reduce)
         return lane.start + chain
 
     def _feed_chain(self, lane: _BoundLane) -> float:
