@@ -31,6 +31,7 @@ from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.messages.tensors import StreamId
 from p2ptrain.model.wire.rounding import decoded, encode, encoded_bytes
+from p2ptrain.model.wire.tensor_codec import bytes_of
 from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Count, Length
 from p2ptrain.net.message import Fields
@@ -318,7 +319,7 @@ class RingAllReduce:
             bits = present.to_bytes(_present_bytes(bucket), "little")
             fields = _ChunkFields(self._order.round.index, index, step, bits).fields()
             encoded = encode(chunk, self.summed.wire(bucket))
-            parts = [_bytes_of(encoded)] if chunk.numel() else []
+            parts = [bytes_of(encoded)] if chunk.numel() else []
             place = {"stage": self._line.stage, "step": self._order.round.step}
             await failpoints.reach("bucket.send.before", device=self._own, **place)
             await self._switchboard.send_frame(self._next, self._line, fields, parts)
@@ -344,7 +345,7 @@ class RingAllReduce:
         else:
             encoded = place.view(torch.uint8)
         self._arriving.opened[frame.key] = encoded
-        return [_bytes_of(encoded)] if sizes else []
+        return [bytes_of(encoded)] if sizes else []
 
     def deliver(self, peer: str, fields: Fields) -> None:
         """A frame opened before has arrived whole."""
@@ -409,9 +410,3 @@ class RingAllReduce:
 
 def _present_bytes(bucket: GradientBucket) -> int:
     return (len(bucket.entries) + 7) // 8
-
-
-def _bytes_of(chunk: Tensor) -> memoryview:
-    """Memory of a contiguous tensor with at least one element."""
-    view: memoryview = chunk.view(torch.uint8).numpy().data
-    return view

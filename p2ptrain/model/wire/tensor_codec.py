@@ -116,7 +116,7 @@ def pack(tensor: torch.Tensor, wire: WireFormat = WireFormat.EXACT) -> PackedTen
     if applies(wire, flat.dtype, flat.numel()):
         meta.append(wire.value)
         flat = encode(flat, wire)
-    return PackedTensor(meta, _bytes_of(flat).toreadonly())
+    return PackedTensor(meta, bytes_of(flat).toreadonly())
 
 
 def like(tensor: torch.Tensor) -> torch.Tensor:
@@ -188,9 +188,9 @@ def _first_of_repeated(layout: TensorLayout) -> tuple[slice, ...]:
     return tuple(slice(0, size) for size in layout.compact_shape)
 
 
-def _bytes_of(flat: torch.Tensor) -> memoryview:
-    """Memory of a 1-D contiguous tensor. numpy only ever sees uint8, which it shares as it is."""
-    return flat.view(torch.uint8).numpy().data
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """Memory of a contiguous tensor. numpy only ever sees uint8, which it shares as it is."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
 class Unpacking:
@@ -239,7 +239,7 @@ class Unpacking:
     def buffer(self) -> memoryview:
         """Writable, format "B", exactly `part_bytes` long; allocated at the first use."""
         flat = self._values()
-        return _bytes_of(flat if self._encoded is None else self._encoded)
+        return bytes_of(flat if self._encoded is None else self._encoded)
 
     def tensor(self) -> torch.Tensor:
         """The tensor, once `buffer` has been filled: a leaf with the sender's `requires_grad`.

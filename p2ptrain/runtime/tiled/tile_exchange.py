@@ -19,6 +19,7 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, StreamId
+from p2ptrain.model.wire.tensor_codec import bytes_of
 from p2ptrain.net.message import Fields, PartKind, Priority
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
@@ -178,7 +179,7 @@ class TileExchange:
                 device,
                 self._line,
                 {**piece.fields(), "tiles": [entry for entry, _ in some]},
-                [_bytes_of(tensor.contiguous()) for _, tensor in some],
+                [bytes_of(tensor.contiguous()) for _, tensor in some],
                 kind=PartKind.ACTIVATION,
                 priority=Priority.TENSOR,
             )
@@ -242,7 +243,7 @@ class TileExchange:
             raise ProtocolError(f"tile {receiver} expects no {subject} of tile {sender}")
         here.seen.add((subject, sender, receiver))
         tensor = here.opened[entry] = torch.empty(expected[1], dtype=expected[0])
-        return _bytes_of(tensor)
+        return bytes_of(tensor)
 
     def _has(self, device: str, tile: int) -> bool:
         return 0 <= tile < len(self._device_of) and self._device_of[tile] == device
@@ -277,9 +278,3 @@ def _entry(entry: object) -> _FramePart:
         case [str(kind), int(operation), int(tile)] if kind in _SUMS:
             return _FramePart(_SUMS[kind](operation), tile, 0)
     raise ProtocolError("tiles tell halos, moments and sums")
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    """Memory of a contiguous tensor."""
-    view: memoryview = tensor.detach().view(-1).view(torch.uint8).numpy().data
-    return view
