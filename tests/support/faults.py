@@ -172,7 +172,7 @@ class Fault:
     @property
     def rebuilds_stage(self) -> bool:
         """Whether it is about a lost stage that is made anew."""
-        return self.name.startswith(("anew.", "log."))
+        return self.name.startswith(("rebuild.", "log."))
 
     @property
     def count_at_first(self) -> int:
