@@ -239,11 +239,11 @@ async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None
         UserError: not within `timeout_seconds`.
     """
     if not await wait_within(mesh, lambda: len(_alive(mesh)) >= count, timeout_seconds):
-        names = ", ".join(sorted(_alive(mesh)))
+        names = sorted(_alive(mesh))
+        here = f"{len(names)} {'is' if len(names) == 1 else 'are'} here ({', '.join(names)})"
         raise UserError(
-            f"waited {timeout_seconds:g} s for {count} devices, but only {len(_alive(mesh))} "
-            f"are here ({names}); start `p2ptrain join` on the others, or see why they are not "
-            "found with `p2ptrain doctor`"
+            f"waited {timeout_seconds:g} s for {count} devices, but only {here}; start "
+            "`p2ptrain join` on the others, or see why they are not found with `p2ptrain doctor`"
         )
 
 
