@@ -26,7 +26,7 @@ from p2ptrain.api.job_course import (
 )
 from p2ptrain.api.progress import JobLine, ProgressBoard
 from p2ptrain.errors import Error, PeerError, UserError
-from p2ptrain.events import Event
+from p2ptrain.events import Done, Event
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import GONE, Mesh, display_name
@@ -53,12 +53,15 @@ class CourseRecorder:
         keeper: CourseKeeper,
         folder: StateFolder | None,
         limit: Callable[[], str],
+        energy: Callable[[], str],
         same: str,
     ) -> None:
         """`same`: of which model earlier runs are kept."""
         self._keeper = keeper
         self._same = same
         self._limit = limit
+        self._energy = energy
+        self._used = ""  # when it was done
         self._folder = folder
         self._began_at = monotonic()
         self._ended_at: float | None = None
@@ -76,6 +79,8 @@ class CourseRecorder:
     def note(self, event: Event) -> None:
         """An event of the job."""
         self._keeper.note(event, self._seconds())
+        if isinstance(event, Done):
+            self._used = self._energy()
 
     def end(self) -> None:
         """The job has ended. The course is written down; where that fails the job is no worse."""
@@ -96,7 +101,8 @@ class CourseRecorder:
 
     def since(self, asked: CourseAsked) -> JobCourse:
         """What is new for a device that has what `asked` says."""
-        return self._keeper.since(asked, self._seconds(), self._limit())
+        energy = self._energy() or self._used
+        return self._keeper.since(asked, self._seconds(), self._limit(), energy)
 
     def _seconds(self) -> float:
         return (self._ended_at or monotonic()) - self._began_at
@@ -118,19 +124,25 @@ class CourseDesk:
         mesh.route(COURSE, self._answer)
 
     def begin(
-        self, model: str, steps: int | None, limit: Callable[[], str] = str, same: str = ""
+        self,
+        model: str,
+        steps: int | None,
+        limit: Callable[[], str] = str,
+        energy: Callable[[], str] = str,
+        same: str = "",
     ) -> CourseRecorder:
         """This device begins to train a job of so many steps, if that is known.
 
         Args:
             limit: what limits it now, in a sentence.
+            energy: what it has used so far, in a sentence.
             same: says which model it is, more closely than its name.
         """
         same = same or model
         earlier = () if self._folder is None else _earlier(self._folder).of(same)
         run = secrets.token_hex(8)
         keeper = CourseKeeper(run, self._mesh.name, model, steps, earlier=earlier)
-        self._own = CourseRecorder(keeper, self._folder, limit, same)
+        self._own = CourseRecorder(keeper, self._folder, limit, energy, same)
         return self._own
 
     async def read(self) -> JobCourse | None:

@@ -96,6 +96,11 @@ class DeviceServices:
         return "" if self._trainer is None else self._trainer.limit
 
     @property
+    def energy(self) -> str:
+        """What the job of this device has used of energy, in a sentence; "" before it is known."""
+        return "" if self._trainer is None else self._trainer.energy
+
+    @property
     def is_training(self) -> bool:
         """Whether it trains a job of its own."""
         return self._trainer is not None

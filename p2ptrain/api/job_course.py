@@ -216,6 +216,7 @@ class JobCourse(Blob):
         last: the newest step.
         first: updates that were made before this run.
         limit: what limits it now, in a sentence.
+        energy: what its devices have used, or why that is not known; "" before they are asked.
         tokens_per_sample: of the newest step; None where samples are no sequences of token ids.
         earlier: runs of the same model, the newest last; not where `is_rest`.
         is_rest: `points` are only those after what was asked for.
@@ -238,6 +239,7 @@ class JobCourse(Blob):
     notes: Annotated[tuple[CourseNote, ...], Length(NOTES_LIMIT)] = ()
     plan: CoursePlan | None = None
     limit: Annotated[_Sentence, Rare()] = ""
+    energy: Annotated[_Sentence, Rare()] = ""
     tokens_per_sample: Annotated[_Rate | None, Rare()] = None
     earlier: Annotated[tuple[EarlierRun, ...], Length(EARLIER_RUNS), Rare()] = ()
     is_rest: Annotated[bool, Rare()] = False
@@ -316,12 +318,15 @@ class CourseKeeper:
         if self.course.state not in ENDED:
             self._change(state="stopped", message="")
 
-    def since(self, asked: CourseAsked, seconds: float, limit: str = "") -> JobCourse:
+    def since(
+        self, asked: CourseAsked, seconds: float, limit: str = "", energy: str = ""
+    ) -> JobCourse:
         """What one who has that of the course lacks of it.
 
         Args:
             seconds: since the job began.
             limit: what limits it now.
+            energy: what it has used.
         """
         knows = asked.run == self.course.run and asked.stride == self.course.stride
         points = self._points[self._index_after(asked.step) :] if knows else self._points
@@ -331,6 +336,7 @@ class CourseKeeper:
             seconds=seconds,
             points=tuple(points),
             limit=limit,
+            energy=energy[:TEXT_LIMIT_CHARACTERS],
             earlier=() if knows else self.course.earlier,
             is_rest=knows,
         )

@@ -40,6 +40,10 @@ class Trains(Protocol):
     def limit(self) -> str:
         """What limits it now, in a sentence."""
 
+    @property
+    def energy(self) -> str:
+        """What it has used of energy, in a sentence."""
+
     async def train(
         self,
         job: Job,
@@ -243,7 +247,7 @@ def start_run(
     model = type(job.model).__name__
     reporter = ProgressReporter(mesh, model, lambda: member.waits)
     steps = job.total_steps(options.steps)
-    course = desk.begin(model, steps, lambda: member.limit, _same(job))
+    course = desk.begin(model, steps, lambda: member.limit, lambda: member.energy, _same(job))
     sinks = RunSinks(asked_sinks(job, options), lambda event: announce(event))
     notified = asyncio.Event()
     pause = JobPause()

@@ -36,7 +36,7 @@ _ENDLESS_COLUMNS = 10_000
 
 _NOTES = 4
 
-_OTHER_LINES = 8 + _NOTES
+_OTHER_LINES = 9 + _NOTES
 """Above and below the devices."""
 
 
@@ -71,6 +71,8 @@ def household(state: PageState, space: Space) -> RenderableType:
     parts.append(_devices(state.devices, space))
     if state.job is not None and state.job.limit:
         parts.append(_text(f"Now: {state.job.limit}", "bold"))
+    if state.job is not None and state.job.energy:
+        parts.append(_text(f"Energy: {state.job.energy}", "dim"))
     return Group(*parts)
 
 

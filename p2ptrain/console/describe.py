@@ -134,7 +134,7 @@ def done_line(event: events.Done) -> str:
 
 def _energy_text(event: events.Done) -> str:
     if event.joules_per_sample is None:
-        return ""
+        return ", energy not measurable" if event.energy_missing else ""
     return f", {event.joules_per_sample:.3g} J a sample on {' and '.join(event.energy_of)}"
 
 

@@ -67,7 +67,7 @@ from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import EXPLAIN, FETCH_MODEL, ROUND_PICTURE
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.net.message import Message, PartKind
-from p2ptrain.plan.explain import limit_words
+from p2ptrain.plan.explain import energy_words, limit_words
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.process.compute_thread import as_other_threads
 from p2ptrain.process.memory_budget import usable_memory_bytes
@@ -183,6 +183,12 @@ class JobTrainer:
         """What limits it now, in a sentence, as far as rounds show without being watched."""
         facts = self._facts.known()
         return self.waits or ("" if facts is None else limit_words(facts))
+
+    @property
+    def energy(self) -> str:
+        """What it has used, in a sentence; "" before its first plan."""
+        facts = self._facts.known()
+        return "" if facts is None else energy_words(facts)
 
     async def run(self) -> None:
         """Train; in the end the weights are in the user's module and in `options.out`.

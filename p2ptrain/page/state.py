@@ -112,6 +112,7 @@ class JobView:
         seconds_left: as fast as lately; None where that is not known.
         headline, sentence: for people.
         limit: what limits it now, in a sentence; None where that is not known.
+        energy: what it has used, or why that is not known; None before the devices are asked.
         why_not_steer: None where this browser may pause and stop it.
     """
 
@@ -131,6 +132,7 @@ class JobView:
     begun_at: float
     seconds_left: float | None
     limit: str | None
+    energy: str | None
     why_not_steer: str | None
 
 

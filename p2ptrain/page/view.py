@@ -228,6 +228,7 @@ def _job(seen: Seen, course: JobCourse, *, may_change: bool) -> JobView:
         begun_at=seen.begun_at,
         seconds_left=left,
         limit=course.limit or None,
+        energy=course.energy or None,
         why_not_steer=_why_not_steer(course, may_change=may_change),
     )
 

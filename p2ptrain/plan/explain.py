@@ -69,6 +69,18 @@ def explain(facts: JobFacts) -> tuple[ExplainedPoint, ...]:
     return tuple(points)
 
 
+def energy_words(facts: JobFacts) -> str:
+    """What was used so far, or why that is not known, in one sentence; "" before it is asked."""
+    said = [point.text for point in _energy(facts) if not point.name]
+    unknown: dict[str, list[str]] = {}
+    for one in facts.energy:
+        if one.why:
+            what = "not measurable" if one.joules is None else "not all measurable"
+            unknown.setdefault(f"{what} ({one.why}) on ", []).append(one.name)
+    said += [what + ", ".join(names) for what, names in unknown.items()]
+    return "; ".join(said).removeprefix("energy: ")
+
+
 def _speed(facts: JobFacts) -> ExplainedPoint:
     where = f"{facts.model} of {facts.holder}, step {facts.step:,}"
     predicted = facts.predicted_samples_per_s

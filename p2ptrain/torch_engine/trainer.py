@@ -65,6 +65,7 @@ class RankTrainer:
 
     waits: str | None = None
     limit = ""
+    energy = ""
 
     def __init__(self, ranks: Ranks, device: ComputeDevice) -> None:
         self._ranks, self._device = ranks, device

@@ -66,6 +66,8 @@ const show = {
     }));
     $("limit").hidden = !job?.limit;
     $("limit").textContent = job?.limit ? `${job.limit.charAt(0).toUpperCase()}${job.limit.slice(1)}.` : "";
+    $("energy").hidden = !job?.energy;
+    $("energy").textContent = job?.energy ? `Energy: ${job.energy}.` : "";
     const figures = job === null || job.step === 0 ? [] : [
       ["Step", job.step.toLocaleString("en"), job.steps ? `of ${job.steps.toLocaleString("en")}` : null],
       ["Loss", job.loss === null ? "–" : small(job.loss), "in training"],

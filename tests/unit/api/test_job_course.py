@@ -100,6 +100,23 @@ def test_what_is_no_number_is_left_out() -> None:
     assert answer.evals[0].metrics == {"accuracy": 0.5}
 
 
+async def test_the_energy_of_a_job_is_known_after_its_end(tmp_path: Path) -> None:
+    async with MemoryHousehold(["a"]) as mesh:
+        desk = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
+        said = ["0.2 J a sample"]
+        course = desk.begin("Net", 1, energy=lambda: said[0])
+        course.note(step(1))
+        assert course.whole().energy == "0.2 J a sample"
+        said[0] = "0.3 J a sample"
+        course.note(events.Done(1, 1.0, 1.0, None))
+        said[0] = ""  # nothing trains any more
+        course.end()
+        later = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
+        seen = await later.read()
+        assert seen is not None
+        assert seen.energy == "0.3 J a sample"
+
+
 async def test_a_member_asks_the_holder_and_remembers_its_end(tmp_path: Path) -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
         desks = {n: CourseDesk(mesh[n], ProgressBoard(mesh[n]), None) for n in ("a", "b")}

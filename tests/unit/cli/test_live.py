@@ -26,9 +26,12 @@ from p2ptrain.page.state import PageState
 from p2ptrain.page.view import Seen, page_state
 from tests.support.page_member import PLAN, course, status, step, trusted
 
+ENERGY = "0.125 J a sample, 50 J so far (laptop: its processor and memory (RAPL))"
 LIMIT = "pi limits: pi computes for 95% of each round of 0.3 s"
 RUNNING = replace(
-    course(PLAN, *map(step, range(1, 41)), events.Eval(40, {"accuracy": 0.978})), limit=LIMIT
+    course(PLAN, *map(step, range(1, 41)), events.Eval(40, {"accuracy": 0.978})),
+    limit=LIMIT,
+    energy=ENERGY,
 )
 STATE = page_state(
     Seen(status(), (trusted("tablet"),), "0.1.0", RUNNING, begun_at=1.0), may_change=True
@@ -63,6 +66,16 @@ def test_a_run_shows_its_parts_and_stays_on_the_screen() -> None:
         == "done: 2 steps in 1.5 s (64.0 samples/s), weights in w.safetensors"
     )
     assert "\x1b[?25l" not in text.partition("\x1b[?25h")[2]  # the cursor is there all the time
+
+
+def test_status_has_the_energy_of_the_job() -> None:
+    lines = as_text(STATE, io.StringIO(), is_terminal=False).splitlines()
+    assert f"Energy: {ENERGY}" in lines
+
+
+def test_a_job_whose_energy_no_device_can_tell_says_so_at_its_end() -> None:
+    done = events.Done(2, 1.5, 64.0, None, energy_missing={"desk": "no counter"})
+    assert _shown(PLAN, done)[-1].endswith("(64.0 samples/s, energy not measurable)")
 
 
 class _Stuck(io.StringIO):
@@ -131,7 +144,7 @@ def test_no_line_is_longer_than_the_terminal_is_wide(columns: int) -> None:
     console.print(whole(replace(STATE, devices=many), Space(columns, 24)))
     lines = out.getvalue().splitlines()
     assert max(map(cell_len, lines)) <= columns
-    assert any("and 494 more" in line for line in lines)
+    assert any("and 495 more" in line for line in lines)
     assert _shown(events.Warning("a " * 99), PLAN, step(1), columns=columns)
 
 

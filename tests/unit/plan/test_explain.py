@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from p2ptrain.plan.explain import ExplainedPoint, explain, limit_words, time_use
+from p2ptrain.plan.explain import ExplainedPoint, energy_words, explain, limit_words, time_use
 from p2ptrain.plan.types.job_facts import (
     DeviceFacts,
     EnergyFacts,
@@ -118,3 +118,12 @@ def test_energy_is_said_by_sample_and_where_it_is_unknown() -> None:
         "energy: not measurable on pi (no RAPL access: needs root or a udev rule)"
     )
     assert [p.name for p in about(replace(FACTS, energy=(missing,)), "energy")] == ["pi"]
+
+
+def test_energy_is_one_sentence_that_names_those_without_a_counter_together() -> None:
+    of = EnergyFacts("laptop", 50.0, "its processor and memory (RAPL)")
+    others = tuple(EnergyFacts(name, None, "", "no counter") for name in ("pi", "tv"))
+    words = energy_words(replace(FACTS, energy=(of, *others), trained_samples=400))
+    assert words.startswith("0.125 J a sample, 50 J so far (laptop: its processor")
+    assert words.endswith("; not measurable (no counter) on pi, tv")
+    assert energy_words(replace(FACTS, energy=())) == ""
