@@ -5,13 +5,14 @@ None of them is part of the product, and none knows the data holder's feed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, draft_pipeline, peak_bytes
+from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, draft_pipeline, peak_bytes
 from p2ptrain.plan.simulation.simulate import draft_of, simulate_draft
-from p2ptrain.plan.types.allocation import BatchSplit
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanRequest
@@ -28,6 +29,21 @@ class Outcome:
     draft: Draft | None = None
 
 
+def replicated_pipeline(cost: CostModel, split: BatchSplit, replicas: Sequence[int]) -> Outcome:
+    """Stages of so many devices (in order of their names), whole micro-batches dealt in turn.
+
+    The borders first make the slowest stage or link as fast as possible (PipeDream's recursion
+    with given replicas), then move one unit at a time while the simulator says faster.
+    """
+    groups = dealing_groups(split, replicas)
+
+    def speed(borders: Sequence[int]) -> float:
+        return outcome(cost, draft_groups(cost, split, borders, groups)).samples_per_s or 0.0
+
+    borders = climb(balanced_borders(cost, split, replicas), speed)
+    return outcome(cost, draft_groups(cost, split, borders, groups))
+
+
 def outcome(cost: CostModel, draft: Draft | None) -> Outcome:
     """The draft's speed, a round's or steady running's as the cost model says."""
     if draft is None or not fits(cost, draft):
@@ -35,39 +51,84 @@ def outcome(cost: CostModel, draft: Draft | None) -> Outcome:
     return Outcome(simulate_draft(cost, draft).samples_per_s, draft)
 
 
+def dealing_groups(split: BatchSplit, replicas: Sequence[int]) -> list[StageGroup]:
+    """Groups of devices 0, 1, ... that deal whole micro-batches as evenly as they come."""
+    groups, first = [], 0
+    for count in replicas:
+        devices = tuple(range(first, first + count))
+        first += count
+        if count == 1:
+            groups.append(StageGroup(devices, (split.micro_batch,)))
+            continue
+        share, more = divmod(split.micro_batches, count)
+        shares = tuple(share + (place < more) for place in range(count))
+        used = [place for place in range(count) if shares[place]]
+        groups.append(
+            StageGroup(
+                tuple(devices[place] for place in used),
+                tuple(shares[place] for place in used),
+                Allocation.MICRO_BATCHES,
+            )
+        )
+    return groups
+
+
 def balanced_borders(
-    cost: CostModel, split: BatchSplit, stages: int, reference: int = 0
+    cost: CostModel, split: BatchSplit, replicas: Sequence[int], reference: int = 0
 ) -> list[int]:
-    """Borders of single devices' stages that minimise the slowest stage or link.
+    """Borders that minimise the slowest stage (its time over its replicas) or link.
 
     O(stages · units²), on the times of the device `reference`.
     """
     count, samples = cost.unit_count, split.first_samples
     rate = cost.link(0, len(cost.devices) - 1).bytes_per_s
 
-    def stage(first: int, end: int) -> float:
-        return sum(cost.stage_seconds(reference, first, end, samples))
+    def stage(first: int, end: int, p: int) -> float:
+        return sum(cost.stage_seconds(reference, first, end, samples)) / replicas[p]
 
-    def link(cut: int) -> float:
-        return cost.cut_bytes(cut) * samples / rate
+    def link(cut: int, p: int) -> float:
+        return cost.cut_bytes(cut) * samples / rate / min(replicas[p - 1], replicas[p])
 
     best: list[dict[int, tuple[float, int]]] = [
-        {end: (stage(0, end), 0) for end in range(1, count + 1)}
+        {end: (stage(0, end, 0), 0) for end in range(1, count + 1)}
     ]
-    for p in range(1, stages):
+    for p in range(1, len(replicas)):
         best.append(
             {
                 end: min(
-                    (max(best[-1][cut][0], link(cut), stage(cut, end)), cut)
+                    (max(best[-1][cut][0], link(cut, p), stage(cut, end, p)), cut)
                     for cut in range(p, end)
                 )
                 for end in range(p + 1, count + 1)
             }
         )
     borders = [count]
-    for p in reversed(range(stages)):
+    for p in reversed(range(len(replicas))):
         borders.append(best[p][borders[-1]][1])
     return borders[::-1]
+
+
+def climb(borders: list[int], speed: Callable[[Sequence[int]], float]) -> list[int]:
+    """Move borders, one at a time by up to four units, while that is faster."""
+    best = speed(borders)
+    moved = True
+    while moved:
+        moved = False
+        for other in list(_moves(borders)):
+            reached = speed(other)
+            if reached > best:
+                borders, best, moved = other, reached, True
+                break
+    return borders
+
+
+def _moves(borders: Sequence[int]) -> Iterator[list[int]]:
+    for i in range(1, len(borders) - 1):
+        for step in (-1, 1, -2, 2, -4, 4):
+            other = list(borders)
+            other[i] += step
+            if all(a < b for a, b in pairwise(other)):
+                yield other
 
 
 def fits(cost: CostModel, draft: Draft) -> bool:
@@ -96,5 +157,5 @@ def equal_stages(
     cost: CostModel, split: BatchSplit, order: Sequence[int], reference: int
 ) -> Outcome:
     """PipeDream's straight partition on `order`: planned as if all devices were `reference`."""
-    borders = balanced_borders(cost, split, len(order), reference)
+    borders = balanced_borders(cost, split, (1,) * len(order), reference)
     return outcome(cost, draft_pipeline(cost, split, borders, order))

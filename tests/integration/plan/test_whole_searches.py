@@ -1,4 +1,4 @@
-"""Whole searches of `auto`: beside all plans there are, on better households."""
+"""Whole searches of `auto`: beside all plans there are, on better households, on 16 devices."""
 
 from __future__ import annotations
 
@@ -9,14 +9,27 @@ import pytest
 
 from p2ptrain.plan.search import auto
 from p2ptrain.plan.types.cluster import Cluster
-from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.plan.types.profile import Profile, Unit
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
+from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support import planning_examples
 from tests.support.planning_gap import gap, problem
 from tests.support.planning_questions import tried
+from tools.pipedream_compare import compare, equal_devices
 
 WORSE = 1.01
 """How much worse a better cluster may make the prediction."""
+
+
+EQUAL = Profile(
+    model="vgg16",
+    input_bytes=0,
+    target_bytes=0,
+    units=tuple(Unit(f"u{i}", 1000, 100, 10) for i in range(4)),
+    optimizer_state_ratio=1.0,
+    times=TimeTable((64,), (UnitTimes((0.01,) * 4, (0.02,) * 4),)),
+)
 
 
 @pytest.mark.parametrize("private", [False, True])
@@ -91,3 +104,13 @@ def test_by_annealing_plans_become_faster_and_none_slower(monkeypatch: pytest.Mo
         gained.append(before / make_plan(profile, cluster, request).predicted.round_seconds)
     assert min(gained) >= 1.0
     assert max(gained) > 1.0
+
+
+@pytest.mark.parametrize("mode", [PlanMode.SYNC, PlanMode.ASYNC])
+def test_a_row_has_the_published_configuration_and_our_plans(mode: PlanMode) -> None:
+    cluster = equal_devices(1e9, 10**9)
+    row = compare(EQUAL, "fast", cluster, PlanRequest(1, mode=mode, effort=0.1), rounds=30)
+    assert set(row.published) == {"15-1"}
+    assert 0 < row.best_published < 16 * 64 / 0.12
+    assert row.auto is not None
+    assert 0 < row.auto <= 16 * 64 / 0.12
