@@ -49,8 +49,7 @@ from p2ptrain.errors import Error, OptionError, PeerError, UserError
 from p2ptrain.events import Event
 from p2ptrain.job.last_job import JOB_FOLDER, last_facts
 from p2ptrain.job.train_options import MAX_THREADS, whole
-from p2ptrain.manners.person import idle_seconds_reader
-from p2ptrain.manners.readings import DeviceReader, ReadDevice
+from p2ptrain.manners.readings import DeviceReader, ReadDevice, idle_seconds_reader
 from p2ptrain.manners.settings import Manners
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.identity.state_folder import StateFolder, default_state_dir

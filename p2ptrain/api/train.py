@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import difflib
+import hashlib
 import inspect
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,9 +19,18 @@ from p2ptrain.api.notebook import drawn_result
 from p2ptrain.api.progress import ProgressBoard
 from p2ptrain.api.run import asked_options, start_run
 from p2ptrain.devices.request import AUTO, read_request
-from p2ptrain.errors import OptionError
+from p2ptrain.errors import LinkClosed, OptionError
 from p2ptrain.events import Event
-from p2ptrain.mesh.lone_mesh import LoneMesh
+from p2ptrain.mesh.interface import (
+    LinkSpeed,
+    LinkStatistics,
+    MemberState,
+    MeshCoordinator,
+    MeshEvent,
+    MeshMember,
+)
+from p2ptrain.mesh.links.router import Router
+from p2ptrain.net.message import Message, Priority
 from p2ptrain.process.host_process import keep_freed_memory, leave_alone
 
 if TYPE_CHECKING:
@@ -224,3 +234,48 @@ async def train_on_ranks(
         return await run.result()
     finally:
         await run.cancel()
+
+
+class LoneMesh:
+    """A `Mesh` of this device alone, which coordinates itself; nothing ever changes."""
+
+    def __init__(self, name: str) -> None:
+        device_id = hashlib.sha256(name.encode()).hexdigest()
+        self.router = Router(name, self.send)
+        self.self_id, self.name = device_id, name
+        self.members: Mapping[str, MeshMember] = {
+            device_id: MeshMember(device_id, name, MemberState.ALIVE, {})
+        }
+        self.connected: frozenset[str] = frozenset()
+        self.coordinator = MeshCoordinator(device_id, name, term=1)
+        self.route = self.router.route
+        self.route_now = self.router.route_now
+        self.unroute = self.router.unroute
+        self.call = self.router.call
+        self.close = self.router.close
+
+    def distrust(self, device_id: str, seconds: float) -> None:
+        """No other device could coordinate."""
+
+    def subscribe(self, callback: Callable[[MeshEvent], None]) -> Callable[[], None]:
+        """Nothing happens that could be said."""
+        return lambda: None
+
+    async def send(
+        self, peer_id: str, message: Message, priority: Priority = Priority.CONTROL
+    ) -> None:
+        """Deliver to this device. Raises LinkClosed for any other."""
+        self._check_own(peer_id)
+        await self.router.deliver(peer_id, message)
+
+    def link_statistics(self, peer_id: str) -> LinkStatistics | None:
+        """There are no links."""
+        return None
+
+    async def measure_link(self, peer_id: str, duration_seconds: float = 0.2) -> LinkSpeed:
+        """Raises LinkClosed: there are no links."""
+        raise LinkClosed(f"there is no link to the device {peer_id[:16]}")
+
+    def _check_own(self, peer_id: str) -> None:
+        if peer_id != self.self_id:
+            raise LinkClosed(f"there is no link to the device {peer_id[:16]}")

@@ -24,8 +24,12 @@ from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.discovery.candidates import DiscoveredDevice, DiscoveredDevices
 from p2ptrain.mesh.discovery.interfaces import machine_addresses, without_scope
 from p2ptrain.mesh.discovery.mdns import Discovery, NoDiscovery
-from p2ptrain.mesh.discovery.roaming import LocalAddresses, follow_addresses, over_mdns
-from p2ptrain.mesh.discovery.static_peers import StaticPeers
+from p2ptrain.mesh.discovery.roaming import (
+    LocalAddresses,
+    StaticPeers,
+    follow_addresses,
+    over_mdns,
+)
 from p2ptrain.mesh.election.election import Election
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.household_trust import HouseholdParts, HouseholdTrust, household_ids

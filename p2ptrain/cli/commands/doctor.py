@@ -50,13 +50,13 @@ async def _examine(folder: Path, output: Output) -> None:
 
 
 async def _checks(folder: Path) -> AsyncIterator[Check]:
-    from p2ptrain.cli.checks import accelerators, machine, multicast, network
+    from p2ptrain.cli.checks import machine, multicast, network
 
     for check in machine.versions():
         yield check
     yield machine.clock(datetime.date.today())
     yield machine.memory()
-    for check in await accelerators.accelerators():
+    for check in await machine.accelerators():
         yield check
     yield machine.box()
     yield machine.state_folder(folder)

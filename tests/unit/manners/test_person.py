@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from p2ptrain.manners import person
-from p2ptrain.manners.person import LinuxIdle, hinted_idle_seconds, input_interrupts
+from p2ptrain.manners import readings
+from p2ptrain.manners.readings import LinuxIdle, hinted_idle_seconds, input_interrupts
 
 TABLE = """\
            CPU0       CPU1
@@ -41,7 +41,7 @@ def test_logind_says_since_when(answer: str, seconds: float | None) -> None:
 
 def test_the_latest_sign_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, table = [1000.0], tmp_path / "interrupts"
-    monkeypatch.setattr(person.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(readings.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(psutil, "users", list)
     table.write_text(TABLE.format(5))
     idle = LinuxIdle(table, lambda: None)
@@ -74,5 +74,5 @@ def test_input_on_a_terminal_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_macos_says_it_in_nanoseconds(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = '    |   "HIDIdleTime" = 2500000000\n'
-    monkeypatch.setattr(person, "_said", lambda _command: answer)
-    assert person.mac_idle_seconds() == 2.5
+    monkeypatch.setattr(readings, "_said", lambda _command: answer)
+    assert readings.mac_idle_seconds() == 2.5

@@ -15,8 +15,7 @@ from p2ptrain.errors import UserError
 from p2ptrain.page.server import PageServer
 from p2ptrain.photos import server as photo_server
 from p2ptrain.photos.folder import PhotoFolder, PhotoLimits
-from p2ptrain.photos.routes import PhotoRoutes, UploadSettings
-from p2ptrain.photos.server import PHOTOS_FILE, PhotoPage
+from p2ptrain.photos.server import PHOTOS_FILE, PhotoPage, PhotoRoutes, UploadSettings
 from p2ptrain.photos.uncertain import UncertainPicture, UncertainPictures, write_uncertain
 from tests.support.page_member import FakePageMember
 from tests.support.pictures import picture

@@ -14,11 +14,15 @@ from typing import Any
 import pytest
 
 from p2ptrain import events
-from p2ptrain.api.sinks import trackers
-from p2ptrain.api.sinks.notify import NotifySettings, NotifySink
-from p2ptrain.api.sinks.open_sinks import RunSinks
+from p2ptrain.api.sinks import open_sinks
+from p2ptrain.api.sinks.open_sinks import (
+    TRACKERS,
+    NotifySettings,
+    NotifySink,
+    RunSinks,
+    TensorBoardSink,
+)
 from p2ptrain.api.sinks.sink import Sink, SinkSettings, SinkThread
-from p2ptrain.api.sinks.trackers import TRACKERS, TensorBoardSink
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Done, Eval, Event, Step, Waiting
 
@@ -83,7 +87,7 @@ async def test_tensorboard_files_have_every_number(tmp_path: Path) -> None:
 def test_what_is_not_installed_is_refused_with_the_line_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Sink], words: str
 ) -> None:
-    monkeypatch.setattr(trackers, "_has", lambda module: False)
+    monkeypatch.setattr(open_sinks, "_has", lambda module: False)
     with pytest.raises(OptionError, match=words):
         make()
 

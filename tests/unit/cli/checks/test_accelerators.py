@@ -4,8 +4,8 @@ import dataclasses
 
 import pytest
 
-from p2ptrain.cli.checks.accelerators import accelerators, examined
 from p2ptrain.cli.checks.check import Check, Severity
+from p2ptrain.cli.checks.machine import accelerators, examined
 from p2ptrain.devices.check import CheckReport
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.probes import FamilyProbe
