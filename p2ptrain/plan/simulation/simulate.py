@@ -87,9 +87,9 @@ def _scheduled(cost: CostModel, draft: Draft, schedule: Schedule | None) -> Draf
 
 
 def draft_of(plan: Plan, cost: CostModel) -> Draft:
-    """A plan as a draft. OptionError: it has tiles, which drafts have not (`plan.tiling`)."""
+    """A plan as a draft. OptionError: it has tiles, which drafts have not (`tiling.planning`)."""
     if any(stage.tiling is not None for stage in plan.stages):
-        raise OptionError("a plan with tiles is simulated by plan.tiling")
+        raise OptionError("a plan with tiles is simulated by tiling.planning")
     return Draft(
         split=plan.split,
         borders=(0, *(stage.units[1] for stage in plan.stages)),
