@@ -59,7 +59,7 @@ class ControlServer:
     async def __aenter__(self) -> Self:
         """Listen, then publish where."""
         sweep(self._folder)
-        self._runner = web.AppRunner(self._application(), access_log=None, shutdown_timeout=1.0)
+        self._runner = web.AppRunner(self.application(), access_log=None, shutdown_timeout=1.0)
         await self._runner.setup()
         try:
             address = await self._listen(self._runner)
@@ -100,7 +100,8 @@ class ControlServer:
         if self._socket_folder is not None:
             shutil.rmtree(self._socket_folder, ignore_errors=True)
 
-    def _application(self) -> web.Application:
+    def application(self) -> web.Application:
+        """The requests that it answers, each behind the same guard."""
         app = web.Application(client_max_size=BODY_LIMIT_BYTES, middlewares=[self._guard])
         app.router.add_get("/status", self._status)
         app.router.add_get("/devices", self._devices)

@@ -44,6 +44,9 @@ class IdentityClash:
         self_id: own id.
         note: takes note of a member that said so of a copy that is not there.
         sleep: waits for seconds.
+
+    Attributes:
+        dialling: what dials the copies that were announced, while it does.
     """
 
     def __init__(
@@ -61,7 +64,7 @@ class IdentityClash:
         self._sleep = sleep
         self._waiting: Sequence[Address] = ()  # where to dial next
         self._reporter = ""  # the member that said so, if one did
-        self._dialling: asyncio.Task[None] | None = None
+        self.dialling: asyncio.Task[None] | None = None
 
     def heard(self, candidate: DiscoveredDevice, own_ips: Collection[str], own_port: int) -> None:
         """Our own announcement, or that of a copy; `own_ips`: where this process listens."""
@@ -86,8 +89,8 @@ class IdentityClash:
 
     def _dial_next(self, addresses: Sequence[Address], reporter: str) -> None:
         self._waiting, self._reporter = addresses, reporter
-        if self._dialling is None or self._dialling.done():
-            self._dialling = self._tasks.spawn(self._dial_waiting(), "dial copies")
+        if self.dialling is None or self.dialling.done():
+            self.dialling = self._tasks.spawn(self._dial_waiting(), "dial copies")
 
     async def _dial_waiting(self) -> None:
         while self._waiting:

@@ -86,14 +86,18 @@ def check_zeroconf_version(version: str = zeroconf.__version__) -> None:
 
 
 class MdnsDiscovery:
-    """Announces this device and listens for others on the given interfaces."""
+    """Announces this device and listens for others on the given interfaces.
+
+    Attributes:
+        resolving: what looks up the service of each name now.
+    """
 
     def __init__(self, ips: Sequence[str], trusted_ids: Callable[[], Iterable[str]]) -> None:
         """Prepare; `ips` are this machine's addresses to use, at least one."""
         check_zeroconf_version()
         self._ips = list(ips)
         self._trusted_ids = trusted_ids
-        self._resolving: dict[str, asyncio.Task[None]] = {}
+        self.resolving: dict[str, asyncio.Task[None]] = {}
         self._zeroconf: AsyncZeroconf | None = None
         self._browser: AsyncServiceBrowser | None = None
         self._announcing: asyncio.Future[None] | None = None
@@ -106,17 +110,17 @@ class MdnsDiscovery:
         self._zeroconf = listen_on(self._ips)
         # Uniqueness needs no probing (0.75 s): the name is a hash of this device's key.
         announcing = await self._zeroconf.async_register_service(
-            self._service(device_id, port), cooperating_responders=True
+            service_of(device_id, port, self._ips), cooperating_responders=True
         )
         self._announcing = asyncio.ensure_future(announcing)
         self._browser = AsyncServiceBrowser(
-            self._zeroconf.zeroconf, SERVICE, handlers=[self._on_change]
+            self._zeroconf.zeroconf, SERVICE, handlers=[self.on_change]
         )
 
     async def close(self) -> None:
-        for task in self._resolving.values():
+        for task in self.resolving.values():
             task.cancel()
-        await asyncio.gather(*self._resolving.values(), return_exceptions=True)
+        await asyncio.gather(*self.resolving.values(), return_exceptions=True)
         if self._announcing is not None:
             self._announcing.cancel()
             await asyncio.gather(self._announcing, return_exceptions=True)
@@ -126,29 +130,19 @@ class MdnsDiscovery:
             await self._zeroconf.async_unregister_all_services()
             await self._zeroconf.async_close()
 
-    def _service(self, device_id: str, port: int) -> AsyncServiceInfo:
-        instance = device_id[:INSTANCE_DIGITS]
-        return AsyncServiceInfo(
-            SERVICE,
-            service_name(device_id),
-            addresses=list(map(_packed, self._ips)),
-            port=port,
-            properties={"v": str(PROTOCOL_VERSION), "id": device_id},
-            server=f"{instance}.local.",  # not the host's name
-        )
-
-    def _on_change(
+    def on_change(
         self, zeroconf: Zeroconf, service_type: str, name: str, state_change: ServiceStateChange
     ) -> None:
+        """zeroconf has heard of a service: look it up, with few others at a time."""
         gone = state_change is ServiceStateChange.Removed
-        if gone or name in self._resolving:
+        if gone or name in self.resolving:
             return
-        if len(self._resolving) >= RESOLVES_LIMIT and not self._may_be_trusted(name):
+        if len(self.resolving) >= RESOLVES_LIMIT and not self._may_be_trusted(name):
             log.debug("discovery_overloaded", name=name[:80])
             return
         task = asyncio.create_task(self._resolve(zeroconf, name), name=f"resolve {name}")
-        self._resolving[name] = task
-        task.add_done_callback(lambda _task: self._resolving.pop(name, None))
+        self.resolving[name] = task
+        task.add_done_callback(lambda _task: self.resolving.pop(name, None))
 
     async def _resolve(self, zeroconf: Zeroconf, name: str) -> None:
         if not may_be_ours(name):  # zeroconf raises for some of what strangers may announce
@@ -165,6 +159,19 @@ class MdnsDiscovery:
     def _may_be_trusted(self, name: str) -> bool:
         """Whether it is exactly the name of one: an announcer can choose how a name begins."""
         return any(name == service_name(known) for known in self._trusted_ids())
+
+
+def service_of(device_id: str, port: int, ips: Sequence[str]) -> AsyncServiceInfo:
+    """What is announced of this device: nothing of its person or its host's name."""
+    instance = device_id[:INSTANCE_DIGITS]
+    return AsyncServiceInfo(
+        SERVICE,
+        service_name(device_id),
+        addresses=list(map(_packed, ips)),
+        port=port,
+        properties={"v": str(PROTOCOL_VERSION), "id": device_id},
+        server=f"{instance}.local.",
+    )
 
 
 def listen_on(ips: Sequence[str]) -> AsyncZeroconf:

@@ -144,7 +144,7 @@ class TestStrangers:
         headers = {"Authorization": f"Bearer {record.token}", "Host": record.address, **change}
         routes = {
             (route.method, route.resource.canonical)
-            for route in server._application().router.routes()
+            for route in server.application().router.routes()
             if route.resource is not None
         }
         assert len(routes) >= 6
@@ -251,7 +251,7 @@ async def test_a_place_is_lent_to_one_only(
 class _Older(ControlServer):
     """Of a release that lent its place over a connection that stayed open."""
 
-    def _application(self) -> web.Application:
+    def application(self) -> web.Application:
         app = web.Application()
         app.router.add_get("/step-aside", self._status)
         return app

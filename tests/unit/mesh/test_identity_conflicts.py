@@ -93,8 +93,8 @@ async def test_after_silence_a_copy_is_dialled_at_once() -> None:
             network.let_go()
             await network.begun()  # the pause
             network.let_go()
-            assert copies._dialling is not None
-            await copies._dialling
+            assert copies.dialling is not None
+            await copies.dialling
 
 
 async def test_our_own_announcement_is_no_other_device() -> None:

@@ -13,7 +13,7 @@ from zeroconf import ServiceStateChange
 from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.mesh.discovery import mdns as discovery
 from p2ptrain.mesh.discovery.candidates import SERVICE, service_name
-from p2ptrain.mesh.discovery.mdns import RESOLVES_LIMIT, MdnsDiscovery
+from p2ptrain.mesh.discovery.mdns import RESOLVES_LIMIT, MdnsDiscovery, service_of
 
 TRUSTED = "ab" * 32
 
@@ -38,8 +38,8 @@ def _announced(mdns: MdnsDiscovery, *names: str) -> dict[str, asyncio.Task[None]
     """Those of them that have a turn."""
     nobody: Any = None
     for name in names:
-        mdns._on_change(nobody, SERVICE, name, ServiceStateChange.Added)
-    return dict(mdns._resolving)
+        mdns.on_change(nobody, SERVICE, name, ServiceStateChange.Added)
+    return dict(mdns.resolving)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ async def test_a_name_of_no_device_is_not_looked_up(name: str) -> None:
 
 def test_what_is_announced_names_neither_person_nor_host() -> None:
     """S20: a version and an id, and addresses that everybody on the network sees anyway."""
-    info = MdnsDiscovery(["192.168.1.7"], lambda: ())._service("ab" * 32, 47300)
+    info = service_of("ab" * 32, 47300, ["192.168.1.7"])
     assert info.properties == {b"v": str(PROTOCOL_VERSION).encode(), b"id": b"ab" * 32}
     said = f"{info.name} {info.server} {info.text!r}".lower()
     for private in (socket.gethostname(), getpass.getuser(), "torch", "model"):
