@@ -196,11 +196,11 @@ class CourseDesk:
         holder = self._known_of or ""
         line = self._board.ended.get(holder)
         if known.state not in ENDED and line is not None:
-            self._known = _ended_by(known, line)
+            self._known = replace(_ended_by(known, line), limit="")
             return self._known
         member = self._mesh.members.get(holder)
         if known.state not in ENDED and (member is None or member.state in GONE):
-            return replace(known, state="waiting", message=known.holder)
+            return replace(known, state="waiting", message=known.holder, limit="")
         return known
 
     def _last_here(self) -> JobCourse | None:

@@ -72,12 +72,12 @@ def explain(facts: JobFacts) -> tuple[ExplainedPoint, ...]:
 def energy_words(facts: JobFacts) -> str:
     """What was used so far, or why that is not known, in one sentence; "" before it is asked."""
     said = [point.text for point in _energy(facts) if not point.name]
-    unknown: dict[str, list[str]] = {}
+    unknown: dict[tuple[str, str], list[str]] = {}
     for one in facts.energy:
         if one.why:
             what = "not measurable" if one.joules is None else "not all measurable"
-            unknown.setdefault(f"{what} ({one.why}) on ", []).append(one.name)
-    said += [what + ", ".join(names) for what, names in unknown.items()]
+            unknown.setdefault((what, one.why), []).append(one.name)
+    said += [f"{what} on {', '.join(names)} ({why})" for (what, why), names in unknown.items()]
     return "; ".join(said).removeprefix("energy: ")
 
 

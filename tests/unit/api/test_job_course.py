@@ -122,7 +122,7 @@ async def test_a_member_asks_the_holder_and_remembers_its_end(tmp_path: Path) ->
         desks = {n: CourseDesk(mesh[n], ProgressBoard(mesh[n]), None) for n in ("a", "b")}
         desks["a"] = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
         assert await desks["b"].read() is None
-        course = desks["a"].begin("Net", 10)
+        course = desks["a"].begin("Net", 10, lambda: "a limits")
         course.note(PLAN)
         course.note(step(1))
 
@@ -134,6 +134,7 @@ async def test_a_member_asks_the_holder_and_remembers_its_end(tmp_path: Path) ->
         seen = await desks["b"].read()
         assert seen is not None
         assert (seen.holder, seen.state, seen.steps) == ("a", "training", 10)
+        assert seen.limit == "a limits"
         assert seen.plan == course.whole().plan
         assert seen.earlier == ()
         course.note(step(2))
@@ -141,7 +142,7 @@ async def test_a_member_asks_the_holder_and_remembers_its_end(tmp_path: Path) ->
         await say(JobLine("Net", step=2, loss=0.5, over=True, outcome="stopped"))
         seen = await desks["b"].read()
         assert seen is not None
-        assert seen.state == "stopped"
+        assert (seen.state, seen.limit) == ("stopped", "")
         assert seen.last is not None
         assert seen.last.step == 2
         later = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))

@@ -125,5 +125,5 @@ def test_energy_is_one_sentence_that_names_those_without_a_counter_together() ->
     others = tuple(EnergyFacts(name, None, "", "no counter") for name in ("pi", "tv"))
     words = energy_words(replace(FACTS, energy=(of, *others), trained_samples=400))
     assert words.startswith("0.125 J a sample, 50 J so far (laptop: its processor")
-    assert words.endswith("; not measurable (no counter) on pi, tv")
+    assert words.endswith("; not measurable on pi, tv (no counter)")
     assert energy_words(replace(FACTS, energy=())) == ""
