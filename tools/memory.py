@@ -85,6 +85,8 @@ SETTINGS = (
     Setting("bert_small", 3, "dp", 16, 48),
     Setting("bert_lora", 3, "pp", 8, 32),
     Setting("llama_lora", 3, "pp", 8, 32),
+    Setting("gpt2_lora", 3, "pp", 8, 32),
+    Setting("t5_lora", 3, "pp", 8, 32),
     Setting("resnet50", 3, "pp", 4, 4, "--mode async"),
     Setting("resnet50", 3, "pp", 4, 4, "--mode async --vertical-sync"),
     Setting("vit", 3, "pp", 8, 8, "--mode async"),

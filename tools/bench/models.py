@@ -107,11 +107,11 @@ def _bert_small() -> nn.Module:
     return BertForSequenceClassification(config)  # type: ignore[no-any-return]
 
 
-def _adapted(model: nn.Module, layers: list[str]) -> nn.Module:
+def _adapted(model: nn.Module, layers: list[str], task: str = "SEQ_CLS") -> nn.Module:
     """Frozen but for adapters of rank 8 beside these layers, and what classifies."""
     import peft
 
-    config = peft.LoraConfig(r=8, target_modules=layers, task_type="SEQ_CLS", lora_dropout=0.0)
+    config = peft.LoraConfig(r=8, target_modules=layers, task_type=task, lora_dropout=0.0)
     return peft.get_peft_model(model, config)
 
 
@@ -127,6 +127,36 @@ def _llama_lora() -> nn.Module:
     layers = {"hidden_size": 512, "intermediate_size": 1408, "num_hidden_layers": 8, **heads}
     config = LlamaConfig(vocab_size=WORDS, pad_token_id=0, use_cache=False, **layers, **_LABELS)
     return _adapted(LlamaForSequenceClassification(config), ["q_proj", "v_proj"])
+
+
+def _gpt2_lora() -> nn.Module:
+    """8 layers, 512 wide (41 M parameters)."""
+    from transformers import GPT2Config, GPT2ForSequenceClassification
+
+    layers = {"n_embd": 512, "n_layer": 8, "n_head": 8, "n_positions": _TOKENS}
+    config = GPT2Config(vocab_size=WORDS, pad_token_id=0, use_cache=False, **layers, **_LABELS)
+    config.resid_pdrop = config.embd_pdrop = config.attn_pdrop = 0.0
+    return _adapted(GPT2ForSequenceClassification(config), ["c_attn"])
+
+
+class _T5Lora(nn.Module):
+    """Encoder and decoder of 4 layers each, 512 wide (38 M parameters), adapted; classes are words.
+
+    Both read the sample.
+    """
+
+    def __init__(self) -> None:
+        from transformers import T5Config, T5ForConditionalGeneration
+
+        super().__init__()
+        layers = {"d_model": 512, "d_ff": 1024, "num_layers": 4, "num_heads": 8, "d_kv": 64}
+        config = T5Config(vocab_size=WORDS, dropout_rate=0.0, use_cache=False, **layers)
+        self.adapted = _adapted(T5ForConditionalGeneration(config), ["q", "v"], "SEQ_2_SEQ_LM")
+
+    def forward(self, words: Tensor) -> Tensor:
+        given = self.adapted(input_ids=words, decoder_input_ids=words)
+        classes: Tensor = given.logits[:, -1, :CLASSES]
+        return classes
 
 
 class _DenseLayer(nn.Module):
@@ -185,6 +215,8 @@ _TRAININGS = {
     "bert_small": Training(_bert_small, 0, _of_logits),
     "bert_lora": Training(_bert_lora, 0, _of_logits),
     "llama_lora": Training(_llama_lora, 0, _of_logits),
+    "gpt2_lora": Training(_gpt2_lora, 0, _of_logits),
+    "t5_lora": Training(_T5Lora, 0, nn.functional.cross_entropy),
     "densenet": Training(_DenseNet, 64, nn.functional.cross_entropy),
 }
 
