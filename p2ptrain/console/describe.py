@@ -67,7 +67,9 @@ def _describe_member(event: events.Event) -> str:
         case events.Pairing(code=code):
             return pairing_line(code)
         case events.PairingFailed():
-            return f"pairing failed: {event.message} ({event.attempts_left} tries left)"
+            left = event.attempts_left  # the message says where none is
+            rest = {0: "", 1: " (1 try left)"}.get(left, f" ({left} tries left)")
+            return f"pairing failed: {event.message}{rest}"
         case events.PairingClosed(reason=reason):
             return f"No device can pair now: {reason}. To let one in, run  p2ptrain invite"
         case events.Renamed():

@@ -172,3 +172,8 @@ def test_names_that_the_output_s_encoding_lacks_are_spelled_out() -> None:
     PlainRenderer(writer).show(events.Member(name="台所", state="alive"))
     writer.write("Küche")
     assert raw.getvalue().decode("cp1252") == "\\u53f0\\u6240 is here\nKüche\n"
+
+
+@pytest.mark.parametrize(("left", "rest"), [(4, " (4 tries left)"), (1, " (1 try left)"), (0, "")])
+def test_a_wrong_code_says_how_many_tries_are_left(left: int, rest: str) -> None:
+    assert describe(events.PairingFailed("wrong code", left)) == f"pairing failed: wrong code{rest}"
