@@ -234,4 +234,4 @@ def _ended_by(known: JobCourse, line: JobLine) -> JobCourse:
     if last is not None and line.step is not None and line.step > last.step:
         loss, speed = line.loss, line.samples_per_s
         last = replace(last, step=line.step, loss=loss, samples_per_s=speed)
-    return replace(known, state=line.outcome or "done", message="", last=last)
+    return replace(known, state=line.outcome or "done", message="", last=last, limit="")
