@@ -79,6 +79,10 @@ class EnergyCounter:
 
     Args:
         devices: ids of those that have a part now; this one is always counted.
+        trained: samples until now.
+
+    Attributes:
+        samples: that were trained when the devices were last asked.
     """
 
     def __init__(
@@ -86,8 +90,10 @@ class EnergyCounter:
         mesh: Mesh,
         meter: EnergyMeter,
         devices: Callable[[], Collection[str]],
+        trained: Callable[[], int],
     ) -> None:
         self._mesh, self._meter, self._devices = mesh, meter, devices
+        self._trained, self.samples = trained, 0
         self._tally = EnergyTally()
 
     @property
@@ -103,6 +109,7 @@ class EnergyCounter:
 
     async def fetch(self) -> None:
         """What every device of the plan has used until now; those that do not answer wait."""
+        self.samples = self._trained()
         self._tally.add(self._mesh.name, self._meter.read())
         async with task_scope() as scope:
             for device in self._devices():

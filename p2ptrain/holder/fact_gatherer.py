@@ -79,7 +79,6 @@ class FactGatherer:
         self._driver = driver
         self._plan: events.Plan | None = None
         self._step = 0
-        self._trained = 0.0  # samples, since this process began
         self._is_asked = asyncio.Lock()
         self._answer: tuple[float, JobFacts] | None = None
 
@@ -94,7 +93,6 @@ class FactGatherer:
             self._plan, self._answer = event, None
         elif isinstance(event, events.Step):
             self._step = event.step
-            self._trained += event.samples_per_s * event.seconds
 
     async def facts(self) -> JobFacts | None:
         """After some rounds and questions to the planner; None before the first plan."""
@@ -134,7 +132,7 @@ class FactGatherer:
             devices=self._devices(recent, {} if driver is None else driver.elastic.promised),
             idle=self._idle(plan),
             energy=self._energy_facts(),
-            trained_samples=round(self._trained),
+            trained_samples=self._energy.samples,
         )
 
     def _energy_facts(self) -> tuple[EnergyFacts, ...]:

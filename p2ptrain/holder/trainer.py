@@ -154,7 +154,9 @@ class JobTrainer:
         spans = CollectorSettings() if options.trace is not None else WATCHED
         self._spans = SpanCollector(mesh, device.switchboard.spans, self._trained_on, spans)
         self._running: JobDriver | None = None
-        self._energy = EnergyCounter(mesh, device.energy, self._trained_on)
+        self._energy = EnergyCounter(
+            mesh, device.energy, self._trained_on, lambda: self._reports.samples
+        )
         self._facts = FactGatherer(
             mesh, type(job.model).__name__, self._spans, self._energy, lambda: self._running
         )

@@ -103,7 +103,7 @@ class JobFacts(Blob):
         watched_rounds: rounds whose waits and transfers were watched; 0: none.
         what_ifs: "now" is the first where there are any.
         energy: of the devices that it had.
-        trained_samples: meanwhile.
+        trained_samples: until the devices were asked for that.
         unasked: why the planner was not asked; empty where it was.
     """
 

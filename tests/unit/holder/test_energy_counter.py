@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from p2ptrain.api.train import LoneMesh
 from p2ptrain.events import Done
-from p2ptrain.holder.energy_counter import EnergyTally, with_energy
-from p2ptrain.process.energy import EnergyReading
+from p2ptrain.holder.energy_counter import EnergyCounter, EnergyTally, with_energy
+from p2ptrain.process.energy import EnergyMeter, EnergyReading
 
 RAPL = ("its processor (RAPL)",)
 
@@ -37,3 +40,25 @@ def test_where_nobody_can_tell_there_is_no_number() -> None:
     assert done.energy_joules is None
     assert done.joules_per_sample is None
     assert done.energy_missing == {"pi": "no counter"}
+
+
+async def test_joules_and_samples_are_of_the_same_moment(tmp_path: Path) -> None:
+    zone = tmp_path / "class/powercap/intel-rapl:0"
+    zone.mkdir(parents=True)
+
+    def used(joules: int) -> None:
+        files = {"name": "package-0", "energy_uj": joules * 10**6, "max_energy_range_uj": 10**9}
+        for name, content in files.items():
+            (zone / name).write_text(f"{content}\n")
+
+    used(100)
+    trained = 0
+    counter = EnergyCounter(LoneMesh("laptop"), EnergyMeter(tmp_path), tuple, lambda: trained)
+    await counter.fetch()
+    trained = 90
+    assert (counter.use.joules, counter.samples) == ({"laptop": 0.0}, 0)
+    used(150)
+    trained = 400
+    await counter.fetch()
+    trained = 800
+    assert (counter.use.joules, counter.samples) == ({"laptop": 50.0}, 400)
