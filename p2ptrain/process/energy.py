@@ -29,7 +29,7 @@ _PART = re.compile(r"[a-z-]*rapl:[0-9]+:[0-9]+")
 
 NO_ACCESS = "no RAPL access: needs root or a udev rule"
 
-NO_COUNTER = "it has no counter that p2ptrain can read"
+NO_COUNTER = "no counter that p2ptrain can read"
 
 
 @dataclass(frozen=True, slots=True)
