@@ -128,8 +128,9 @@ def metrics_text(event: events.Eval) -> str:
 def done_line(event: events.Done) -> str:
     """The last line of a job."""
     kept = f", weights in {event.out}" if event.out else ""
+    seconds = f"{event.seconds:.1f}" if event.seconds >= 1 else f"{event.seconds:.2g}"
     return (
-        f"done: {counted(event.steps, 'step')} in {event.seconds:.1f} s "
+        f"done: {counted(event.steps, 'step')} in {seconds} s "
         f"({event.samples_per_s:,.1f} samples/s{_energy_text(event)}){kept}"
     )
 

@@ -177,3 +177,13 @@ def test_names_that_the_output_s_encoding_lacks_are_spelled_out() -> None:
 @pytest.mark.parametrize(("left", "rest"), [(4, " (4 tries left)"), (1, " (1 try left)"), (0, "")])
 def test_a_wrong_code_says_how_many_tries_are_left(left: int, rest: str) -> None:
     assert describe(events.PairingFailed("wrong code", left)) == f"pairing failed: wrong code{rest}"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(61.26, "61.3 s"), (1.0, "1.0 s"), (0.0437, "0.044 s")]
+)
+def test_a_short_job_has_taken_some_time(seconds: float, text: str) -> None:
+    assert (
+        describe(events.Done(5, seconds, 114.0, None))
+        == f"done: 5 steps in {text} (114.0 samples/s)"
+    )
