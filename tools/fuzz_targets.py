@@ -424,7 +424,7 @@ def _training() -> list[Target]:
         *(RangeRequest(0, 1, 0, 131072, True), PassedOver("j", ME, 600.0)),
     ]
     parts: list[Blob] = [
-        *(assignment(), _course(), _picture(), inventory(), planning_request()),
+        *(assignment(), _course(), _picture(), state_report(), planning_request()),
         *(
             Fetches((Fetch(0, 4, ME), Fetch(4, 5, ME, True))),
             ProfileAnswer(_MEASURED, MemoryBudgets(1 << 30, 1), 5),
@@ -527,13 +527,13 @@ def assignment() -> Assignment:
     return Assignment(**fields)
 
 
-def inventory() -> StateReport:
+def state_report() -> StateReport:
     """Of everything."""
-    holding = StateEntry(0, 4, AT, StateKind.LIVE, Version(8, 2), (0.5, "float32"))
+    entry = StateEntry(0, 4, AT, StateKind.LIVE, Version(8, 2), (0.5, "float32"))
     return StateReport(
         ME,
         3,
-        holdings=(holding, StateEntry(4, 5, AT, StateKind.REPLICA)),
+        entries=(entry, StateEntry(4, 5, AT, StateKind.REPLICA)),
         linked=frozenset({"b"}),
         memory=MemoryBudgets(1 << 30, 1 << 20),
         speeds=(("b", 1e7, 0.001),),
@@ -548,7 +548,7 @@ def planning_request() -> JobPlanRequest:
     return JobPlanRequest(
         **{"job": "j", "digest": "d", "model": "m", "planner": "auto", **numbers},  # type: ignore[arg-type]
         optimizer_state_ratio=1.0,
-        least_piece=1,
+        min_micro_batch=1,
         private_first=0,
         private_last=0,
         optimizer=GROUPED,

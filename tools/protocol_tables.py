@@ -57,7 +57,7 @@ own.
 """
 
 FORMS: Mapping[str, tuple[tuple[type, ...], tuple[type, ...]]] = {
-    kinds.INVENTORY: ((job_requests.StateRequest,), ()),
+    kinds.STATE_REPORT: ((job_requests.StateRequest,), ()),
     kinds.FACTS: ((job_requests.FactsRequest,), ()),
     kinds.FETCH_MODEL: ((job_requests.ModelRequest,), ()),
     kinds.PASSED_OVER: ((plan_request.PassedOver,), ()),

@@ -78,12 +78,12 @@ class DeviceServices:
             mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box, judge
         )
         self._coordinator = CoordinatorService(mesh, self.service.due)
-        self._parked = OrphanedJobs(mesh, self.service, jobs)
+        self._orphaned = OrphanedJobs(mesh, self.service, jobs)
 
     @property
     def routes(self) -> Mapping[str, MessageRoute]:
         """What this device answers, by kind."""
-        return {**self.service.routes, **self._coordinator.routes, **self._parked.routes}
+        return {**self.service.routes, **self._coordinator.routes, **self._orphaned.routes}
 
     @property
     def waits(self) -> str | None:
@@ -166,6 +166,6 @@ class DeviceServices:
 
     async def close(self) -> None:
         """Drop any job and end the compute thread."""
-        await self._parked.close()
+        await self._orphaned.close()
         await self.service.close()
         await self.compute.close()

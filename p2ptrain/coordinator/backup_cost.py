@@ -162,8 +162,8 @@ def _way(
     stage: PlacedStage, names: Mapping[str, str], links: Mapping[tuple[str, str], ClusterLink]
 ) -> ClusterLink | None:
     """From who has the stage to who keeps its copy."""
-    keeper = stage.copies_to
-    return None if keeper is None else links.get((names[stage.devices[0]], names[keeper]))
+    backup_peer = stage.copies_to
+    return None if backup_peer is None else links.get((names[stage.devices[0]], names[backup_peer]))
 
 
 def _cpu_seconds(

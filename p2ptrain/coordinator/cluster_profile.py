@@ -169,7 +169,7 @@ class ClusterProfiler:
             request.batch_size,
             request.micro_batch,
             count,
-            request.least_piece,
+            request.min_micro_batch,
             divided=request.may_divide or request.asynchrony is not None,
         )
         is_alone = request.ftpipehd is not None

@@ -57,11 +57,11 @@ class ReplanEvaluation:
     """Answers one request; `search` finds a plan from zero."""
 
     def __init__(
-        self, mesh: Mesh, request: ReplanRequest, surveyor: ClusterProfiler, search: Search
+        self, mesh: Mesh, request: ReplanRequest, profiler: ClusterProfiler, search: Search
     ) -> None:
         self._mesh = mesh
         self._request = request
-        self._surveyor = surveyor
+        self._profiler = profiler
         self._search = search
 
     async def answer(self) -> ReplanReply:
@@ -222,14 +222,20 @@ class ReplanEvaluation:
         """Every device's profile, memory and links; only newcomers are measured."""
         facts = await self._facts()
         planning, holder = self._request.planning, self._request.holder
-        known = {d: stock for d, stock in facts.items() if is_profiled(stock, planning, holder)}
+        known = {
+            d: state_report
+            for d, state_report in facts.items()
+            if is_profiled(state_report, planning, holder)
+        }
         new = {d: self._name(d) for d in facts if d not in known}
-        candidates = [MeasuredDevice.of(d, self._name(d), stock) for d, stock in known.items()]
+        candidates = [
+            MeasuredDevice.of(d, self._name(d), state_report) for d, state_report in known.items()
+        ]
         strangers = sorted(facts.keys() - self._request.in_force.assignment.devices)
         if strangers or new:
             with timed(log, "newcomers_measured"):
                 others = sorted(facts.keys() - set(strangers))
-                await self._surveyor.measure_new_links(strangers, others)
+                await self._profiler.measure_new_links(strangers, others)
                 candidates += await self._measured(new, len(facts))
             await failpoints.reach("look.measured.after", device=self._mesh.self_id)
         if planning.ftpipehd is not None:
@@ -237,7 +243,7 @@ class ReplanEvaluation:
         corrections, lowered = self._request.corrections, self._request.lowered
         return MeasuredCluster.of(
             [as_of_now(c, corrections, lowered) for c in sharing_machines(candidates).values()],
-            self._surveyor.links,
+            self._profiler.links,
             self._name(holder),
             self._request.without,
         )
@@ -247,11 +253,15 @@ class ReplanEvaluation:
         here = {m.id for m in members if m.state is MemberState.ALIVE}
         wanted = sorted(here & self._request.alive)
         answers = await asyncio.gather(*(self._facts_of(device) for device in wanted))
-        facts = {d: stock for d, stock in zip(wanted, answers, strict=True) if stock is not None}
+        facts = {
+            d: state_report
+            for d, state_report in zip(wanted, answers, strict=True)
+            if state_report is not None
+        }
         if self._request.holder not in facts:
             raise PeerError("the device with the data does not answer")
-        for device, stock in facts.items():
-            self._surveyor.learn(device, stock.speeds)
+        for device, state_report in facts.items():
+            self._profiler.learn(device, state_report.speeds)
         return facts
 
     async def _facts_of(self, device: str) -> StateReport | None:
@@ -275,7 +285,7 @@ class ReplanEvaluation:
             self._request.planning, self._request.in_force.plan
         )
         holder = self._request.holder
-        found = await self._surveyor.profile(planning, holder, new, count)
+        found = await self._profiler.profile(planning, holder, new, count)
         for out in found.values():
             if isinstance(out, LeftOut):
                 log.info("newcomer_left_out", device=out.name, why=out.reason)

@@ -46,10 +46,17 @@ class MeasuredDevice:
     compute: ComputeKind = PROCESSOR
 
     @classmethod
-    def of(cls, device: str, name: str, stock: StateReport) -> MeasuredDevice:
+    def of(cls, device: str, name: str, state_report: StateReport) -> MeasuredDevice:
         """As the device describes itself."""
-        measured = stock.measured or {}
-        return cls(device, name, measured, stock.memory, stock.taken_bytes, stock.compute)
+        measured = state_report.measured or {}
+        return cls(
+            device,
+            name,
+            measured,
+            state_report.memory,
+            state_report.taken_bytes,
+            state_report.compute,
+        )
 
     @property
     def samples_per_s(self) -> float | None:
@@ -145,11 +152,11 @@ def sharing_machines(candidates: Iterable[MeasuredDevice]) -> dict[str, Measured
     return {device: with_its_part(one) for device, one in found.items()}
 
 
-def is_profiled(inventory: StateReport, request: JobPlanRequest, holder: str) -> bool:
+def is_profiled(state_report: StateReport, request: JobPlanRequest, holder: str) -> bool:
     """Whether a device has said all of itself that plans need."""
-    if request.ftpipehd is not None and inventory.device != holder:
-        return inventory.memory.compute_bytes > 0
-    return inventory.measured is not None
+    if request.ftpipehd is not None and state_report.device != holder:
+        return state_report.memory.compute_bytes > 0
+    return state_report.measured is not None
 
 
 def with_times_of_holder(

@@ -256,7 +256,7 @@ def _request(
         batch_size=piece,
         micro_batch=request.micro_batch or None,
         planner=request.planner,
-        least_piece=request.least_piece,
+        min_micro_batch=request.min_micro_batch,
         private=request.private_first > 0,
         only=only,
         groups=not request.sharing.unshared and (how is None or how.may_share),

@@ -29,10 +29,10 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import CancellableWork, MessageRoute, cancel_remote_work, read_beside
 from p2ptrain.messages.kinds import (
-    CONSIDER,
-    CONSIDER_END,
     PLAN,
     PLAN_END,
+    REPLAN,
+    REPLAN_END,
     SEARCH_END,
     SEARCH_PLAN,
     WORKS,
@@ -210,11 +210,11 @@ class CoordinatorService:
     def __init__(self, mesh: Mesh, due: Due) -> None:
         self._mesh = mesh
         self._due = due
-        self._surveyor = ClusterProfiler(mesh)
+        self._profiler = ClusterProfiler(mesh)
         self._search = PlanSearch(mesh, due)
         self._plans = CancellableWork(mesh, "plan")  # by holder
         self._looks = CancellableWork(mesh, "look")  # by holder
-        mesh.route_now(CONSIDER_END, self._end_look)  # before the next look of the same holder
+        mesh.route_now(REPLAN_END, self._end_look)  # before the next look of the same holder
         mesh.route_now(PLAN_END, self._end_plan)
 
     @property
@@ -224,9 +224,7 @@ class CoordinatorService:
             **self._search.routes,
             PLAN: MessageRoute(self._plan, limited(HOUSEHOLD.most_bytes, due=self._coordinates)),
             WORKS: MessageRoute(self._works),
-            CONSIDER: MessageRoute(
-                self._consider, limited(LARGE.most_bytes, due=self._coordinates)
-            ),
+            REPLAN: MessageRoute(self._consider, limited(LARGE.most_bytes, due=self._coordinates)),
         }
 
     async def _plan(self, peer: str, message: Message) -> Message:
@@ -245,9 +243,9 @@ class CoordinatorService:
         """
         self._due.check_coordinates()
         request = await read_beside(ReplanRequest.from_bytes, part_of(message))
-        look = ReplanEvaluation(self._mesh, request, self._surveyor, self._search.plan)
+        look = ReplanEvaluation(self._mesh, request, self._profiler, self._search.plan)
         considered = await self._looks.do(peer, peer, look.answer)
-        return Message(CONSIDER, {}, (memoryview(considered.to_bytes()),))
+        return Message(REPLAN, {}, (memoryview(considered.to_bytes()),))
 
     def _coordinates(self, _peer: str, _fields: Fields) -> None:
         self._due.check_coordinates()

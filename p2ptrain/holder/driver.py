@@ -69,7 +69,7 @@ class JobDriver:
     Attributes:
         reports: what the user sees.
         copies: the versions that one can go back to.
-        elastic: what rounds take, and whether another plan is better.
+        replan_watcher: what rounds take, and whether another plan is better.
 
     Args:
         planning: what is planned for first.
@@ -78,7 +78,7 @@ class JobDriver:
         memory: what it has behind it.
         steps: updates in all; None = it is not known.
         recovery: how it is planned after a device is gone.
-        surveyor: what is known of the household's links.
+        profiler: what is known of the household's links.
         settings: of its recovery rules.
         replans: whether the plan may change while no device joins or leaves.
         leaves_out: updates may be left out, or skipped.
@@ -97,7 +97,7 @@ class JobDriver:
         steps: int | None,
         recovery: ReplanMethod = ReplanMethod.LIGHT,
         *,
-        surveyor: ClusterProfiler,
+        profiler: ClusterProfiler,
         settings: RecoverySettings = HOME,
         replans: bool = True,
         leaves_out: bool = False,
@@ -128,8 +128,8 @@ class JobDriver:
             mesh, planning.job, self._on_stable, self.reports.warn, fixed, settings
         )
         self._signs = MembershipAdapter(mesh, planning.alone, self._on_sign)
-        self._planner = Planner(mesh, surveyor, self._pass_over, settings.patience)
-        self.elastic = ReplanWatcher(
+        self._planner = Planner(mesh, profiler, self._pass_over, settings.patience)
+        self.replan_watcher = ReplanWatcher(
             mesh,
             planning,
             self._planner,
@@ -153,8 +153,8 @@ class JobDriver:
         self._runs = GenerationRunner(
             mesh, work, self.reports, self._tasks, self._post, self._is_hanging, settings
         )
-        self._surveyor = surveyor
-        surveyor.hangs = self._is_hanging
+        self._profiler = profiler
+        profiler.hangs = self._is_hanging
 
     async def run(self) -> None:
         """Train to the end, whatever happens to the devices.
@@ -164,7 +164,7 @@ class JobDriver:
             DeviceLost: what a device had is nowhere any more.
             Error: whatever else ends the job.
         """
-        self.elastic.start()
+        self.replan_watcher.start()
         unsubscribe = self._signs.watch()
         self._tasks.spawn(self._tick(), "watch the time")
         self._tasks.spawn(self._memory.journal.keep_synced(), "sync the journal")
@@ -173,13 +173,13 @@ class JobDriver:
             self.reports.trouble(since)
         try:
             self._do(self._core.handle(holder_events.FullSnapshotsAre(self._copies()), since))
-            for error in self._surveyor.hanging:
+            for error in self._profiler.hanging:
                 self._is_hanging(error)
             self._do(self._core.start(since))
             await self._over
         finally:
             unsubscribe()
-            await self.elastic.close()
+            await self.replan_watcher.close()
             await self._tasks.cancel()
             await self.copies.close()
             self._runs.close()
@@ -203,7 +203,7 @@ class JobDriver:
     def lengthen(self, longest: tuple[int, ...], stretch: float) -> None:
         """Batches come that are longer than those planned for: another plan, between two rounds."""
         self._planning = replace(self._planning, longest=longest, stretch=stretch)
-        self.elastic.lengthen(longest, stretch)
+        self.replan_watcher.lengthen(longest, stretch)
         self._post(holder_events.ChangeWanted(ReconfigureReason.DRIFT))
 
     def note_link(self, one: str, other: str, back: bool) -> None:
@@ -225,7 +225,7 @@ class JobDriver:
                 # others may have reported it alive before it could receive anything
                 self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
         self._post(sign)
-        self.elastic.note(sign)
+        self.replan_watcher.note(sign)
 
     async def _welcome(self, device: str) -> None:
         seconds = self._settings.answer_seconds
@@ -307,10 +307,10 @@ class JobDriver:
             case holder_instructions.ReportWaiting(devices):
                 self.reports.waiting(devices)
             case holder_instructions.GrantLeave(device):
-                self.elastic.release(device)
+                self.replan_watcher.release(device)
                 self._signs.released(device)
             case holder_instructions.DenyLeave(device, reason):
-                self.elastic.keep(device, reason)
+                self.replan_watcher.keep(device, reason)
             case holder_instructions.PartEnds(first, end, devices):
                 self._fail(self._part_ends(first, end, devices))
             case holder_instructions.StopJob(reason, _):
@@ -328,22 +328,22 @@ class JobDriver:
 
     async def _ask(self, ask: GenerationRequest) -> None:
         await self._runs.ended()
-        proposed = self.elastic.asked(ask)
+        proposed = self.replan_watcher.asked(ask)
         request = ReconfigureRequest(
             self._settled(),
             ask,
             self._memory.in_force,
             self._recovery,
-            self.elastic.corrections,
+            self.replan_watcher.corrections,
             proposed,
             self._given,
-            wants_expected=not self.elastic.knows_plan,
+            wants_expected=not self.replan_watcher.knows_plan,
         )
         with timed(log, "generation_made_ready"):
             change = Reconfiguration(
                 self._mesh,
                 request,
-                self._surveyor,
+                self._profiler,
                 self._planner,
                 self._is_hanging,
                 self._settings,
@@ -426,7 +426,7 @@ class JobDriver:
         self._runs.begin(answer, alive)
         self.copies.begin(answer.assignment, answer.copy_cost, self._core.history.stable)
         self.reports.begin(answer, after_trouble=reason is ReconfigureReason.FAILURE)
-        self.elastic.began(answer)
+        self.replan_watcher.began(answer)
         if not self._core.finishing or version.step < self.reports.reported.step:
             self._runs.train()
 

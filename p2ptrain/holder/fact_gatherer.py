@@ -117,7 +117,7 @@ class FactGatherer:
         plan, driver = self._plan, self._driver()
         if plan is None:
             return None
-        recent = [] if driver is None else list(driver.elastic.recent)
+        recent = [] if driver is None else list(driver.replan_watcher.recent)
         seconds = median(one for one, _ in recent) if recent else None
         predicted = plan.predicted_samples_per_s
         return JobFacts(
@@ -129,7 +129,7 @@ class FactGatherer:
             predicted_samples_per_s=predicted,
             round_seconds=seconds,
             watched_rounds=0,
-            devices=self._devices(recent, {} if driver is None else driver.elastic.promised),
+            devices=self._devices(recent, {} if driver is None else driver.replan_watcher.promised),
             idle=self._idle(plan),
             energy=self._energy_facts(),
             trained_samples=self._energy.samples,

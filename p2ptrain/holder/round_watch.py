@@ -85,7 +85,7 @@ class RoundWatch:
     def _simulate(self) -> None:
         """The plan in force, if that was not done yet."""
         driver = self._driver()
-        plan = None if driver is None else driver.elastic.plan
+        plan = None if driver is None else driver.replan_watcher.plan
         if driver is None or plan is None or plan is self._simulated:
             return
         self._simulated, self._predicted = plan, ([], None)

@@ -134,8 +134,8 @@ class JobTrainer:
         self._elsewhere = None if folder is None else folder.path
         self._interrupted: asyncio.Future[int] | None = None  # the step whose weights are here
         self._sizes: _OtherSizes | None = None  # from then until rounds go on
-        self._surveyor = ClusterProfiler(mesh, settings.work_limits)
-        asked = mesh, self._folder, self._options, self._emit, self._surveyor
+        self._profiler = ClusterProfiler(mesh, settings.work_limits)
+        asked = mesh, self._folder, self._options, self._emit, self._profiler
         self._start = JobStart(*asked, settings.answer_seconds)
         self._id = ""  # until it is known which job this is
         self._prepared: PreparedJob  # from then on
@@ -152,7 +152,7 @@ class JobTrainer:
         self._frozen: Known = {}
         self._feeding: ReplayFeed | None = None
         spans = CollectorSettings() if options.trace is not None else WATCHED
-        self._spans = SpanCollector(mesh, device.switchboard.spans, self._trained_on, spans)
+        self._spans = SpanCollector(mesh, device.router.spans, self._trained_on, spans)
         self._running: JobDriver | None = None
         self._energy = EnergyCounter(
             mesh, device.energy, self._trained_on, lambda: self._reports.samples
@@ -362,7 +362,7 @@ class JobTrainer:
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
         self._feeding = ReplayFeed(
             self._mesh,
-            self._device.switchboard,
+            self._device.router,
             self._id,
             prepared.loader,
             self._trained_on,
@@ -408,7 +408,7 @@ class JobTrainer:
         """Between the plan's devices and this one."""
         devices = {self._mesh.self_id, *answer.assignment.devices}
         names = {device: display_name(self._mesh, device) for device in devices}
-        links = self._surveyor.measured_links(names)
+        links = self._profiler.measured_links(names)
         return tuple(
             PlanLink(*ends, links[ends].bytes_per_s, links[ends].latency_s)
             for ends in sorted(links)
@@ -423,7 +423,7 @@ class JobTrainer:
         units = len(self._prepared.captured.description.units)
         asked = (
             self._prepared.plan_request(self._id, self._options),
-            self._surveyor,
+            self._profiler,
             self._given,
             self._options,
             units,
@@ -459,7 +459,7 @@ class JobTrainer:
             self._reports,
             prepared.steps,
             self._options.recovery,
-            surveyor=self._surveyor,
+            profiler=self._profiler,
             settings=self._settings,
             replans=self._options.replan and self._given is None,
             leaves_out=self._job.skip_nonfinite or prepared.loss_scale is not None,
@@ -533,7 +533,7 @@ class JobTrainer:
             course,
             generation,
             self._checkpointer,
-            *(self._reports, driver.elastic, driver.copies, driver.counts),
+            *(self._reports, driver.replan_watcher, driver.copies, driver.counts),
             self._callbacks,
             self._weights,
             self._journal,

@@ -66,7 +66,7 @@ class StageAssignment:
         """The device that speaks for the stage where one is enough."""
         return self.devices[0]
 
-    def keeper(self, holder: str) -> str:
+    def backup_peer(self, holder: str) -> str:
         """Whose copy of the weights is read: the data holder's own where it has one."""
         return holder if holder in self.devices else self.leader
 

@@ -1,6 +1,6 @@
 """What is asked of a device about a job, and what it answers, beside the parts of a message.
 
-holder -> device:   generation.inventory, job.facts, generation.prepare, job.end
+holder -> device:   generation.state_report, job.facts, generation.prepare, job.end
 device -> holder:   job.leaving;  job.over where it kept a job whose holder was gone
 """
 

@@ -7,7 +7,7 @@ are dropped and counted, from any sender. docs/internals/messages.md has the fie
 # The messages of a job, in the order in which they are sent:
 #
 #   holder                coordinator             devices of the plan
-#     |-- generation.inventory ---------------------->|   (stops, reports its state)
+#     |-- generation.report ---------------------->|   (stops, reports its state)
 #     |-- links.measure, profile.measure ------------>|   (asks the holder for model.fetch)
 #     |-- plan.ask ------->|-- plan.search ---------->|   (the fastest, where that pays)
 #     |-- plan.works ----->|                          |   (a sign of work? none: passed over)
@@ -37,7 +37,7 @@ are dropped and counted, from any sender. docs/internals/messages.md has the fie
 #     |-- replica.keeper ---------------------------->|   offer it to another device instead
 #     |-- versions.keep ----------------------------->|   to all: what is older may go
 #     |-- job.end ----------------------------------->|
-INVENTORY = "generation.inventory"
+STATE_REPORT = "generation.report"
 
 PLAN = "plan.ask"
 
@@ -87,11 +87,11 @@ DIAGNOSE = "train.diagnose"
 
 ARRIVED = "train.arrived"
 
-REPLICA_OFFER = "replica.offer"
+REPLICA_OFFER = "snapshot.offer"
 
-REPLICA_KEPT = "replica.kept"
+REPLICA_KEPT = "snapshot.kept"
 
-REPLICA_KEEPER = "replica.keeper"
+REPLICA_KEEPER = "snapshot.backup_peer"
 
 VERSIONS_KEEP = "versions.keep"
 
@@ -107,9 +107,9 @@ SPANS = "trace.spans"
 
 ENERGY = "device.energy"
 
-CONSIDER = "job.consider"
+REPLAN = "job.replan"
 
-CONSIDER_END = "job.consider.end"
+REPLAN_END = "job.replan.end"
 
 FACTS = "job.facts"
 

@@ -49,7 +49,7 @@ class JobPlanRequest(Blob):
         input_bytes, target_bytes: per sample.
         optimizer_state_ratio: optimizer bytes per parameter byte.
         micro_batch: samples, or 0 to let the planner choose.
-        least_piece: fewest samples of a micro-batch, where the planner chooses its size.
+        min_micro_batch: fewest samples of a micro-batch, where the planner chooses its size.
         private_first, private_last: units that must stay on the holder at either end, as in
             `PinnedUnits`; 0, 0 unless the job is private.
         sharing: how stages may be shared among devices.
@@ -82,7 +82,7 @@ class JobPlanRequest(Blob):
     optimizer_state_ratio: Annotated[float, Range(0.0, 1e6)]
     batch_size: Positive
     micro_batch: Count
-    least_piece: Positive
+    min_micro_batch: Positive
     planner: Annotated[str, Text(32)]
     private_first: Count
     private_last: Count

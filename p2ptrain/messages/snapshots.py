@@ -52,12 +52,12 @@ class SnapshotKept(FrameFields):
 
 @dataclass(frozen=True, slots=True)
 class BackupAssignment(FrameFields):
-    """Copies of units [first, end), from `version` on, go to `keeper`, an id."""
+    """Copies of units [first, end), from `version` on, go to `backup_peer`, an id."""
 
     version: Annotated[Version, Flat()]
     first: Count
     end: Count
-    keeper: Id
+    backup_peer: Id
 
     def __post_init__(self) -> None:
         check_units(self.first, self.end)

@@ -134,22 +134,22 @@ class StreamId(FrameFields):
 
 @dataclass(frozen=True, slots=True)
 class ResendLogged(FrameFields):
-    """Send what went to `line.stage` on that flow in a step of a generation that is over.
+    """Send what went to `stream.stage` on that flow in a step of a generation that is over.
 
     Attributes:
-        line: where it goes now.
+        stream: where it goes now.
         logged: that generation.
         step: updates applied before the round.
     """
 
-    line: Annotated[StreamId, Flat()]
+    stream: Annotated[StreamId, Flat()]
     logged: Count
     step: Count
 
     @property
     def key(self) -> GenerationKey:
         """Of the generation that is over."""
-        return GenerationKey(self.line.key.job, self.logged)
+        return GenerationKey(self.stream.key.job, self.logged)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +157,11 @@ class ResendSamples(FrameFields):
     """Send the samples of a training round.
 
     Attributes:
-        line: the stage that they go to; its flow is one of those it takes from the holder.
+        stream: the stage that they go to; its flow is one of those it takes from the holder.
         weighed: behind the targets their weight is wanted.
     """
 
-    line: Annotated[StreamId, Flat()]
+    stream: Annotated[StreamId, Flat()]
     shape: Annotated[Round, Flat()]
     weighed: bool = False
 

@@ -99,7 +99,7 @@ def question_of(cost: CostModel, request: PlanRequest) -> Question:
         groups=request.groups,
         allocations=request.allocations,
         effort=request.effort,
-        least_piece=None if fixed else request.least_piece,
+        min_micro_batch=None if fixed else request.min_micro_batch,
         schedule=request.wanted_schedule,
     )
 

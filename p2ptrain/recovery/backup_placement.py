@@ -103,16 +103,16 @@ def assign_backup_peers(
         return BackupPlacement(
             bare, tuple(UnbackedStage(p, bare[p].devices[0], short) for p in single)
         )
-    keepers: dict[int, str] = {}
+    backup_peers: dict[int, str] = {}
     # the largest first: they are the hardest to place
     for p in sorted(single, key=lambda p: (-sizes[p].of_a_peer(), p)):
-        keeper = _keeper(bare, p, sizes[p].of_a_peer(), left)
-        if keeper is not None:
-            left[keeper] -= sizes[p].of_a_peer()
-            keepers[p] = keeper
+        backup_peer = _backup_peer(bare, p, sizes[p].of_a_peer(), left)
+        if backup_peer is not None:
+            left[backup_peer] -= sizes[p].of_a_peer()
+            backup_peers[p] = backup_peer
     return BackupPlacement(
-        tuple(replace(stage, copies_to=keepers.get(p)) for p, stage in enumerate(bare)),
-        tuple(UnbackedStage(p, bare[p].devices[0]) for p in single if p not in keepers),
+        tuple(replace(stage, copies_to=backup_peers.get(p)) for p, stage in enumerate(bare)),
+        tuple(UnbackedStage(p, bare[p].devices[0]) for p in single if p not in backup_peers),
     )
 
 
@@ -140,27 +140,27 @@ def backup_peers_of(stages: Sequence[PlacedStage], index: int) -> tuple[str, ...
 
 
 def is_covered(
-    version: Version, stages: Sequence[PlacedStage], inventories: Mapping[str, StateReport]
+    version: Version, stages: Sequence[PlacedStage], state_reports: Mapping[str, StateReport]
 ) -> bool:
     """Whether `version` stays whole whichever one device dies, as far as `stages` are protected."""
     for stage in stages:
         twice = stage.copies_to is not None or len(stage.devices) > 1
         for unit in range(stage.first, stage.end):
-            if len(set(_who_keeps(version, unit, inventories))) < 1 + twice:
+            if len(set(_who_keeps(version, unit, state_reports))) < 1 + twice:
                 return False
     return True
 
 
 def _who_keeps(
-    version: Version, unit: int, inventories: Mapping[str, StateReport]
+    version: Version, unit: int, state_reports: Mapping[str, StateReport]
 ) -> Iterator[str]:
-    for device, inventory in inventories.items():
-        for holding in inventory.holdings:
-            if holding.version == version and holding.kind in _STAYS and holding.has(unit):
+    for device, state_report in state_reports.items():
+        for entry in state_report.entries:
+            if entry.version == version and entry.kind in _STAYS and entry.has(unit):
                 yield device
 
 
-def _keeper(
+def _backup_peer(
     stages: Sequence[PlacedStage], index: int, needed_bytes: int, left: Mapping[str, int]
 ) -> str | None:
     """Of the nearest stage where anyone has room, the device with most of it."""

@@ -53,7 +53,7 @@ class FullSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class KnownPast:
-    """What is known beside the inventories.
+    """What is known beside the state reports.
 
     Attributes:
         lineage: of the job.
@@ -143,7 +143,7 @@ class RebuildFirst:
 
 def choose_version(
     units: int,
-    inventories: Mapping[str, StateReport],
+    state_reports: Mapping[str, StateReport],
     past: KnownPast,
     present: Placement | None = None,
     least_steps: int = HOME.rebuild_min_steps,
@@ -152,40 +152,40 @@ def choose_version(
 
     Arguments:
         units: of the model.
-        inventories: by device, of those that answered; only they have anything.
+        state_reports: by device, of those that answered; only they have anything.
         present: the plan that was in force, where lost stages may be rebuilt.
         least_steps: that all would go back, where a stage is rebuilt for them.
     """
-    forward = roll_forward(inventories.values(), past)
+    forward = roll_forward(state_reports.values(), past)
     if forward is not None:
         return forward
-    whole = _newest_whole(units, inventories, past)
+    whole = _newest_whole(units, state_reports, past)
     if whole is None or whole.replayed >= least_steps:
-        rebuilds = plan_rebuilds(units, inventories, past.lineage, present, least_steps)
+        rebuilds = plan_rebuilds(units, state_reports, past.lineage, present, least_steps)
         if rebuilds and (
             whole is None or rebuilds[0].target.step - whole.version.step >= least_steps
         ):
             return RebuildFirst(rebuilds)
-    return whole or _lost(units, inventories, past)
+    return whole or _lost(units, state_reports, past)
 
 
-def roll_forward(inventories: Iterable[StateReport], past: KnownPast) -> RollForward | None:
+def roll_forward(state_reports: Iterable[StateReport], past: KnownPast) -> RollForward | None:
     """Devices that are ready for an update that another has applied.
 
     Where the job clips, only a device that still knows the coefficient can help: the same update
     with another one would give the same version another content.
     """
     live = [
-        (inventory.device, holding)
-        for inventory in inventories
-        for holding in inventory.holdings
-        if holding.kind is StateKind.LIVE and past.lineage.is_valid(holding.version)
+        (state_report.device, entry)
+        for state_report in state_reports
+        for entry in state_report.entries
+        if entry.kind is StateKind.LIVE and past.lineage.is_valid(entry.version)
     ]
     if not live:
         return None
-    newest = max(holding.version for _, holding in live)
-    behind = {device for device, holding in live if holding.ready == newest}
-    known = {holding.coefficient for _, holding in live if holding.version == newest}
+    newest = max(entry.version for _, entry in live)
+    behind = {device for device, entry in live if entry.ready == newest}
+    known = {entry.coefficient for _, entry in live if entry.version == newest}
     coefficient = max((one for one in known if one is not None), default=None)
     if not behind or (past.clips and coefficient is None):
         return None
@@ -193,16 +193,16 @@ def roll_forward(inventories: Iterable[StateReport], past: KnownPast) -> RollFor
 
 
 def _newest_whole(
-    units: int, inventories: Mapping[str, StateReport], past: KnownPast
+    units: int, state_reports: Mapping[str, StateReport], past: KnownPast
 ) -> VersionChoice | None:
     offered = {
         copy.version
         for copy in past.copies
-        if copy.device in inventories and _is_worth_it(copy, past.reported)
+        if copy.device in state_reports and _is_worth_it(copy, past.reported)
     }
-    for version in sorted(_candidates(inventories, past) | offered, reverse=True):
+    for version in sorted(_candidates(state_reports, past) | offered, reverse=True):
         copies = [copy for copy in past.copies if copy.version == version]
-        places = _places(units, version, inventories, copies)
+        places = _places(units, version, state_reports, copies)
         if all(places):
             replayed = max(0, past.reported - version.step)
             reason = f"version {version.step} is the newest that is whole, {replayed} steps back"
@@ -214,24 +214,24 @@ def _is_worth_it(copy: FullSnapshot, reported: int) -> bool:
     return copy.most_replayed is None or reported - copy.version.step <= copy.most_replayed
 
 
-def _candidates(inventories: Mapping[str, StateReport], past: KnownPast) -> set[Version]:
+def _candidates(state_reports: Mapping[str, StateReport], past: KnownPast) -> set[Version]:
     """What devices have of this history. Whole copies are offered, and stand for themselves."""
     return {
-        holding.version
-        for holding in _all(inventories)
-        if holding.kind in _KEPT and past.counts(holding.version)
+        entry.version
+        for entry in _all(state_reports)
+        if entry.kind in _KEPT and past.counts(entry.version)
     }
 
 
-def _all(inventories: Mapping[str, StateReport]) -> Iterator[StateEntry]:
-    for inventory in inventories.values():
-        yield from inventory.holdings
+def _all(state_reports: Mapping[str, StateReport]) -> Iterator[StateEntry]:
+    for state_report in state_reports.values():
+        yield from state_report.entries
 
 
 def _places(
     units: int,
     version: Version,
-    inventories: Mapping[str, StateReport],
+    state_reports: Mapping[str, StateReport],
     copies: Sequence[FullSnapshot],
 ) -> tuple[tuple[str, ...], ...]:
     """By unit, who has it at `version`: a version has one content, so any holding of it will do."""
@@ -242,22 +242,22 @@ def _places(
         for unit in range(max(first, 0), min(end, units)):
             ranked[unit][device] = min(rank, ranked[unit].get(device, rank))
 
-    for device, inventory in inventories.items():
-        for holding in inventory.holdings:
-            if holding.version == version:
-                put(device, holding.first, holding.end, holding.kind)
+    for device, state_report in state_reports.items():
+        for entry in state_report.entries:
+            if entry.version == version:
+                put(device, entry.first, entry.end, entry.kind)
     for copy in copies:
-        if copy.device in inventories:
+        if copy.device in state_reports:
             put(copy.device, 0, units, copy.kind)
     return tuple(tuple(sorted(by, key=lambda device: (by[device], device))) for by in ranked)
 
 
-def _lost(units: int, inventories: Mapping[str, StateReport], past: KnownPast) -> StateLost:
+def _lost(units: int, state_reports: Mapping[str, StateReport], past: KnownPast) -> StateLost:
     """What is missing, at the version that lacks fewest units; of equals the newest."""
     missing = tuple(range(units))
-    for version in sorted(_candidates(inventories, past), reverse=True):
+    for version in sorted(_candidates(state_reports, past), reverse=True):
         copies = [copy for copy in past.copies if copy.version == version]
-        places = _places(units, version, inventories, copies)
+        places = _places(units, version, state_reports, copies)
         lacks = tuple(unit for unit, held in enumerate(places) if not held)
         if lacks and len(lacks) < len(missing):
             missing = lacks
@@ -265,16 +265,16 @@ def _lost(units: int, inventories: Mapping[str, StateReport], past: KnownPast) -
         device
         for device, ranges in past.places.items()
         if any(first <= unit < end for first, end in ranges for unit in missing)
-        and not _still_has(inventories.get(device), missing)
+        and not _still_has(state_reports.get(device), missing)
     }
     # a device that fell silent in an earlier generation may have all that an older version needs
     last = sorted(had | (past.silent & past.took_part))
     return StateLost(missing, tuple(last), not past.silent.intersection(last), _why(missing, past))
 
 
-def _still_has(inventory: StateReport | None, missing: Sequence[int]) -> bool:
-    holdings = inventory.holdings if inventory is not None else ()
-    return any(holding.has(unit) for holding in holdings for unit in missing)
+def _still_has(state_report: StateReport | None, missing: Sequence[int]) -> bool:
+    entries = state_report.entries if state_report is not None else ()
+    return any(entry.has(unit) for entry in entries for unit in missing)
 
 
 def _why(missing: Sequence[int], past: KnownPast) -> str:

@@ -28,7 +28,7 @@ class ReconfigureReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """A request; what else counts is in the inventories.
+    """A request; what else counts is in the state reports.
 
     Attributes:
         number: of this holder's requests, rising also over its restarts; a greater one cancels a

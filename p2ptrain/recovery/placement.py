@@ -69,7 +69,7 @@ class Placement:
         """Whether this is that generation, and a device trains in it."""
         return generation == self.generation and device in self.devices
 
-    def keeper_of(self, first: int, end: int) -> str | None:
+    def backup_peer_of(self, first: int, end: int) -> str | None:
         """Who keeps the copies of units [first, end), exactly one stage's."""
         for stage in self.stages:
             if (stage.first, stage.end) == (first, end):

@@ -61,7 +61,7 @@ class Rebuild(FrameFields):
 
 def plan_rebuilds(
     units: int,
-    inventories: Mapping[str, StateReport],
+    state_reports: Mapping[str, StateReport],
     lineage: Lineage,
     present: Placement | None,
     least_steps: int = HOME.rebuild_min_steps,
@@ -70,17 +70,17 @@ def plan_rebuilds(
 
     Args:
         units: of the model.
-        inventories: by device, of those that answered.
+        state_reports: by device, of those that answered.
         present: the plan that was in force.
         least_steps: from a copy to now; for fewer nothing is rebuilt.
 
     Returns:
         One for each stage that is lost; none where one of them cannot be made.
     """
-    target = newest_live(inventories.values(), lineage)
+    target = newest_live(state_reports.values(), lineage)
     if present is None or target is None or target.computed != present.generation:
         return ()
-    held = _held_at(target, inventories)
+    held = _held_at(target, state_reports)
     missing = set(range(units)) - held
     found: dict[str, Rebuild] = {}  # by device: each makes one
     for index, stage in enumerate(present.stages):
@@ -88,13 +88,15 @@ def plan_rebuilds(
             continue
         if len(stage.devices) > 1:
             return ()  # its gradients were summed with others', and those are gone
-        since = _since(index, inventories, present, target)
-        free = {one: stock for one, stock in inventories.items() if one not in found}
+        since = _since(index, state_reports, present, target)
+        free = {
+            one: state_report for one, state_report in state_reports.items() if one not in found
+        }
         copies = (
-            (device, holding.version)
-            for device, holding in _copies(stage, free, lineage, present)
-            if max(since, _logged(inventories[device], present.generation, target))
-            <= holding.version.step
+            (device, entry.version)
+            for device, entry in _copies(stage, free, lineage, present)
+            if max(since, _logged(state_reports[device], present.generation, target))
+            <= entry.version.step
             <= target.step - least_steps
         )
         best = max(copies, key=lambda copy: copy[1].step, default=None)
@@ -106,62 +108,65 @@ def plan_rebuilds(
     return tuple(found.values())
 
 
-def newest_live(inventories: Iterable[StateReport], lineage: Lineage) -> Version | None:
+def newest_live(state_reports: Iterable[StateReport], lineage: Lineage) -> Version | None:
     """The newest version in training on any device."""
     return max(
         (
-            holding.version
-            for inventory in inventories
-            for holding in inventory.holdings
-            if holding.kind is StateKind.LIVE and lineage.is_valid(holding.version)
+            entry.version
+            for state_report in state_reports
+            for entry in state_report.entries
+            if entry.kind is StateKind.LIVE and lineage.is_valid(entry.version)
         ),
         default=None,
     )
 
 
-def _held_at(version: Version, inventories: Mapping[str, StateReport]) -> set[int]:
+def _held_at(version: Version, state_reports: Mapping[str, StateReport]) -> set[int]:
     return {
         unit
-        for inventory in inventories.values()
-        for holding in inventory.holdings
-        if holding.version == version
-        for unit in range(holding.first, holding.end)
+        for state_report in state_reports.values()
+        for entry in state_report.entries
+        if entry.version == version
+        for unit in range(entry.first, entry.end)
     }
 
 
 def _since(
-    index: int, inventories: Mapping[str, StateReport], present: Placement, target: Version
+    index: int, state_reports: Mapping[str, StateReport], present: Placement, target: Version
 ) -> int:
     """From which step on the neighbours of a stage have all that they sent to it."""
     near = [present.stages[q] for q in (index - 1, index + 1) if 0 <= q < len(present.stages)]
     senders = {device for neighbour in near for device in neighbour.devices}
-    if not senders <= inventories.keys():
+    if not senders <= state_reports.keys():
         return target.step
     return max(
-        (_logged(inventories[one], present.generation, target) for one in senders), default=0
+        (_logged(state_reports[one], present.generation, target) for one in senders), default=0
     )
 
 
 def _copies(
-    stage: PlacedStage, inventories: Mapping[str, StateReport], lineage: Lineage, present: Placement
+    stage: PlacedStage,
+    state_reports: Mapping[str, StateReport],
+    lineage: Lineage,
+    present: Placement,
 ) -> Iterator[tuple[str, StateEntry]]:
     """Who has exactly this stage, as the plan's generation began with it or computed it; by id.
 
     Of devices that compute as the stage's did.
     """
-    alike = [one for one in sorted(inventories) if inventories[one].compute.kind == stage.kind]
+    alike = [one for one in sorted(state_reports) if state_reports[one].compute.kind == stage.kind]
     for device in alike:
-        for holding in inventories[device].holdings:
-            version = holding.version
+        for entry in state_reports[device].entries:
+            version = entry.version
             is_its = version.computed == present.generation or version == present.version
-            is_whole = (holding.first, holding.end) == (stage.first, stage.end)
-            if holding.kind in _COPIES and is_whole and is_its and lineage.is_valid(version):
-                yield device, holding
+            is_whole = (entry.first, entry.end) == (stage.first, stage.end)
+            if entry.kind in _COPIES and is_whole and is_its and lineage.is_valid(version):
+                yield device, entry
 
 
-def _logged(inventory: StateReport, generation: int, target: Version) -> int:
+def _logged(state_report: StateReport, generation: int, target: Version) -> int:
     """From which step on it has all that it sent and was ordered in that generation."""
-    logged = inventory.logged
+    logged = state_report.logged
     return logged.since if logged is not None and logged.generation == generation else target.step
 
 

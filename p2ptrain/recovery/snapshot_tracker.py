@@ -31,10 +31,10 @@ class SnapshotComplete:
 
 @dataclass(frozen=True, slots=True)
 class TryBackupPeer:
-    """Order `owner` to offer its copy of units [first, end), and later ones, to `keeper`."""
+    """Order `owner` to offer its copy of units [first, end), and later ones, to `backup_peer`."""
 
     owner: str
-    keeper: str
+    backup_peer: str
     generation: int
     first: int
     end: int
@@ -157,18 +157,18 @@ class SnapshotTracker:
         if not untried:
             self._failed = {copy for copy in self._failed if copy[0] != p}
             return self._abandon(version, p, device, why)
-        keeper = untried[0]
+        backup_peer = untried[0]
         self._stages = (
             *self._stages[:p],
-            replace(stage, copies_to=keeper),
+            replace(stage, copies_to=backup_peer),
             *self._stages[p + 1 :],
         )
         for missing in self._missing.values():
             if (p, device) in missing:
                 missing.discard((p, device))
-                missing.add((p, keeper))
+                missing.add((p, backup_peer))
         units = (stage.first, stage.end)
-        return [TryBackupPeer(stage.devices[0], keeper, placed.generation, *units, version)]
+        return [TryBackupPeer(stage.devices[0], backup_peer, placed.generation, *units, version)]
 
     def _abandon(self, version: Version, p: int, device: str, why: str) -> list[KeepingResult]:
         del self._missing[version]

@@ -81,7 +81,7 @@ class StateReport(Blob):
     Attributes:
         device: its id.
         generation: newest that it prepared, ran or was asked about.
-        holdings: what it has; nothing torn, nothing half arrived.
+        entries: what it has; nothing torn, nothing half arrived.
         linked: ids of the peers that it has a link to.
         memory: what it offered the job when it was idle; less where others have taken of it.
         taken_bytes: what the job takes there now.
@@ -95,7 +95,7 @@ class StateReport(Blob):
 
     device: Id
     generation: Count = 0
-    holdings: Annotated[tuple[StateEntry, ...], Length(HOLDINGS_LIMIT)] = ()
+    entries: Annotated[tuple[StateEntry, ...], Length(HOLDINGS_LIMIT)] = ()
     linked: Annotated[frozenset[Id], Length(HOLDINGS_LIMIT)] = frozenset()
     memory: MemoryBudgets = NO_MEMORY
     taken_bytes: Bytes = 0

@@ -132,26 +132,26 @@ class RingAllReduce:
     def __init__(
         self,
         summed: ReducedTensors,
-        line: StreamId,
+        stream: StreamId,
         devices: Sequence[str],
         own: str,
-        switchboard: TensorRouter,
+        router: TensorRouter,
     ) -> None:
         """Connect the ring.
 
         Args:
             summed: of the stage.
-            line: of this stage, flow `FLOW`.
+            stream: of this stage, flow `FLOW`.
             devices: of the group, at least two, in the plan's order.
             own: this device.
-            switchboard: where frames come and go.
+            router: where frames come and go.
         """
         self._own = own
         place = devices.index(own)
         self._ring = RingPlace(place, len(devices))
         self._next = devices[(place + 1) % len(devices)]
-        self._line = line
-        self._switchboard = switchboard
+        self._stream = stream
+        self._router = router
         self.summed = summed
         self._readiness = BucketReadiness(summed.buckets, summed.statistics_names)
         self._loop = asyncio.get_running_loop()
@@ -170,7 +170,7 @@ class RingAllReduce:
         self._failing = asyncio.Event()
         self._failure: Exception | None = None
         self.arrived = ArrivedSums()
-        switchboard.connect_receiver(line, self, {devices[place - 1]})
+        router.connect_receiver(stream, self, {devices[place - 1]})
 
     # -- a round, as the stage runner sees it ----------------------------------------------------
 
@@ -264,7 +264,7 @@ class RingAllReduce:
             self._receive(frame, values)
 
     def _receive(self, frame: _ChunkHeader, values: Tensor) -> None:
-        stage = self._line.stage
+        stage = self._stream.stage
         failpoints.reach_now("bucket.receive.after", device=self._own, stage=stage)
         following = self._sums[frame.bucket].receive(frame.step, frame.present, values)
         if following is not None:
@@ -296,8 +296,8 @@ class RingAllReduce:
     def _settle(self) -> None:
         if self._begun == len(self.summed.buckets) and not self._sums:
             if self._since and not self._settled.is_set() and self._order is not None:
-                stage, index = self._line.stage, self._order.round.index
-                spans, now = self._switchboard.spans, perf_counter()
+                stage, index = self._stream.stage, self._order.round.index
+                spans, now = self._router.spans, perf_counter()
                 spans.add("all-reduce", self._since, now, stage=stage, round=index)
             self._settled.set()
 
@@ -320,9 +320,9 @@ class RingAllReduce:
             fields = _ChunkFields(self._order.round.index, index, step, bits).fields()
             encoded = encode(chunk, self.summed.wire(bucket))
             parts = [bytes_of(encoded)] if chunk.numel() else []
-            place = {"stage": self._line.stage, "step": self._order.round.step}
+            place = {"stage": self._stream.stage, "step": self._order.round.step}
             await failpoints.reach("bucket.send.before", device=self._own, **place)
-            await self._switchboard.send_frame(self._next, self._line, fields, parts)
+            await self._router.send_frame(self._next, self._stream, fields, parts)
             total.sent(step)
             self._complete(index)
 

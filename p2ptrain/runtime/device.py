@@ -53,7 +53,7 @@ class LocalDevice:
     """
 
     mesh: Mesh
-    switchboard: TensorRouter
+    router: TensorRouter
     compute: ComputeThread
     states: TransferServer
     known: KnownModel

@@ -125,7 +125,7 @@ class StageExecutor(ABC):
         task: StageSpec,
         live: TrainedStage,
         links: StageSender,
-        lines: StageIo,
+        io: StageIo,
         compute: ComputeThread,
         log: ReplayLog | None = None,
     ) -> None:
@@ -133,7 +133,7 @@ class StageExecutor(ABC):
         self.task = task
         self._tensors = live
         self._links = links
-        self._lines = lines
+        self._io = io
         self._compute = compute
         self._log = log
         self._device = live.stage.device
@@ -150,7 +150,7 @@ class StageExecutor(ABC):
     async def run(self) -> None:
         """Serve rounds until cancelled. Raises what a task of this stage raised."""
         async with asyncio.TaskGroup() as group:
-            for part in (self._lines.forward, self._lines.backward, self._lines.reduction):
+            for part in (self._io.forward, self._io.backward, self._io.reduction):
                 if part is not None:
                     group.create_task(part.run())
             group.create_task(self._serve())
@@ -223,9 +223,9 @@ class StageExecutor(ABC):
     ) -> float:
         """Send on what a forward has made; as `_compute_forward`."""
         await self._reach("forward.compute.after", order)
-        if self._lines.forward is not None:
+        if self._io.forward is not None:
             self._note_sent(order, self.task.index + 1, ACTIVATIONS, piece, outputs.tensors)
-            await self._lines.forward.put(piece, outputs)
+            await self._io.forward.put(piece, outputs)
             return 0.0
         if not weight:  # of nothing there is no mean
             return 0.0
@@ -269,9 +269,9 @@ class StageExecutor(ABC):
 
     async def _gradients(self, order: RoundOrder, piece: MicroBatchSlice) -> GatheredValues | None:
         """Wait for those of what a piece gave; None at the last stage."""
-        inlet = self._lines.gradients
+        receiver = self._io.gradients
         await self._reach("backward.receive.before", order)
-        given = None if inlet is None else await inlet.take(piece.key, piece.size)
+        given = None if receiver is None else await receiver.take(piece.key, piece.size)
         await self._reach("backward.receive.after", order)
         return given
 
@@ -280,9 +280,9 @@ class StageExecutor(ABC):
     ) -> None:
         """Send on what a backward has made."""
         await self._reach("backward.compute.after", order)
-        if self._lines.backward is not None:
+        if self._io.backward is not None:
             self._note_sent(order, self.task.index - 1, GRADIENTS, piece, result.tensors)
-            await self._lines.backward.put(piece, result)
+            await self._io.backward.put(piece, result)
 
     def _note_sent(
         self,
@@ -301,8 +301,8 @@ class StageExecutor(ABC):
             inputs, targets = await self._inputs(order, piece)
             evaluate = self._evaluate_averaged if order.averaged else self._tensors.stage.evaluate
             outputs = await self._run_forward_of(order, piece, evaluate, inputs, targets)
-            if self._lines.forward is not None:
-                await self._lines.forward.put(piece, outputs)
+            if self._io.forward is not None:
+                await self._io.forward.put(piece, outputs)
                 continue
             loss += await _number(outputs) * piece.samples / order.round.samples
             if order.outputs:
@@ -318,13 +318,13 @@ class StageExecutor(ABC):
     ) -> tuple[GatheredValues, GatheredValues | None]:
         """Wait for them; `started`: the feeder may send one more slice."""
         await self._reach("forward.receive.before", order)
-        inputs = await self._lines.activations.take(piece.key, piece.size)
+        inputs = await self._io.activations.take(piece.key, piece.size)
         await self._reach("forward.receive.after", order)
         if started:
             await self._links.send_started(piece, targets=False)
         if not self.task.uses_targets:
             return inputs, None
-        targets = await self._lines.targets.take(piece.key, piece.size)
+        targets = await self._io.targets.take(piece.key, piece.size)
         if started:
             await self._links.send_started(piece, targets=True)
         return inputs, targets
@@ -350,8 +350,8 @@ class StageExecutor(ABC):
 
     def _note_task(self, task: _StageTask, began: float, seconds: float) -> None:
         key = task.key
-        if self._lines.spans.is_on:
-            self._lines.spans.add(
+        if self._io.spans.is_on:
+            self._io.spans.add(
                 *(task.kind, began, began + seconds),
                 stage=self.task.index,
                 round=key.round,
@@ -378,8 +378,8 @@ class StageExecutor(ABC):
         self._watches = under_way
 
     def _note_wait(self, kind: EntryKind, began: float) -> None:
-        if self._lines.spans.is_on:
-            self._lines.spans.add_wait(kind, began, stage=self.task.index, round=self.round)
+        if self._io.spans.is_on:
+            self._io.spans.add_wait(kind, began, stage=self.task.index, round=self.round)
 
     async def _run_update(self, function: Callable[[], T]) -> T:
         return await self._run((0, self.task.index), function, "update")

@@ -133,39 +133,39 @@ class LiveStageSender:
         come back, as in an evaluation."""
         if piece.mode is RoundMode.EVAL or not self._is_answered:
             await self._credits[device].acquire()
-        line = self._line(self._index + 1, ACTIVATIONS)
-        send = self._shell.switchboard.send_values
+        stream = self._stream(self._index + 1, ACTIVATIONS)
+        send = self._shell.router.send_values
         await self._reach("forward.send.before")
-        await send(device, line, piece, values, wire=self._assignment.wire)
+        await send(device, stream, piece, values, wire=self._assignment.wire)
         await self._reach("forward.send.after")
 
     async def send_backward(
         self, device: str, piece: MicroBatchSlice, values: Sequence[Value]
     ) -> None:
         """Gradients to a device of the stage before."""
-        line = self._line(self._index - 1, GRADIENTS)
-        send = self._shell.switchboard.send_values
+        stream = self._stream(self._index - 1, GRADIENTS)
+        send = self._shell.router.send_values
         wire = self._assignment.wire
         await self._reach("backward.send.before")
-        await send(device, line, piece, values, PartKind.GRADIENT, wire=wire)
+        await send(device, stream, piece, values, PartKind.GRADIENT, wire=wire)
         await self._reach("backward.send.after")
 
     async def send_output(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """Outputs to the holder."""
-        line = self._line(self._last + 1, "outputs")
-        send = self._shell.switchboard.send_values
-        await send(self._assignment.holder, line, piece, values)
+        stream = self._stream(self._last + 1, "outputs")
+        send = self._shell.router.send_values
+        await send(self._assignment.holder, stream, piece, values)
 
     async def send_started(self, piece: MicroBatchSlice, targets: bool) -> None:
         """Credit to the holder, and to those of the stage before that receive no gradients."""
-        line = self._line(self._index, TARGETS if targets else ACTIVATIONS)
+        stream = self._stream(self._index, TARGETS if targets else ACTIVATIONS)
         if targets or self._index == 0:
-            await self._shell.switchboard.send_started(self._assignment.holder, line)
+            await self._shell.router.send_started(self._assignment.holder, stream)
         elif piece.mode is RoundMode.EVAL or not self._answers:
             before = self._divisions[self._index - 1]
             own = SampleRange(self._shell.mesh.self_id, piece.first, piece.end)
             for part in before.overlaps(piece.key.micro_batch, piece.size, own):
-                await self._shell.switchboard.send_started(part.device, line)
+                await self._shell.router.send_started(part.device, stream)
 
     async def exchange_gradients(self, order: RoundOrder) -> bool:
         """Sum tied gradients; see the picture above."""
@@ -211,19 +211,19 @@ class LiveStageSender:
         return [name for name in names if name not in borrowed]
 
     def _connect(self) -> None:
-        switchboard = self._shell.switchboard
+        router = self._shell.router
         if self._index < self._last:
-            line = self._line(self._index + 1, ACTIVATIONS)
+            stream = self._stream(self._index + 1, ACTIVATIONS)
             for after in self._assignment.stages[self._index + 1].devices:
                 self._credits[after] = Credits(EVALUATION_PIECES_AHEAD)
-                switchboard.connect_credits(line, self._credits[after], after)
+                router.connect_credits(stream, self._credits[after], after)
         for other, names in self._ties.owned.items() if self._leads else ():
             parts = [name for name in names for _ in range(self._part_count(name))]
-            self._sums[other] = self._tied_inlet(parts, f"sums:{other}", other)
+            self._sums[other] = self._tied_receiver(parts, f"sums:{other}", other)
         for owner, names in self._received.items():
-            self._summed[owner] = self._tied_inlet(names, f"summed:{owner}", owner)
+            self._summed[owner] = self._tied_receiver(names, f"summed:{owner}", owner)
 
-    def _tied_inlet(self, names: Sequence[str], flow: str, other: int) -> TensorReceiver:
+    def _tied_receiver(self, names: Sequence[str], flow: str, other: int) -> TensorReceiver:
         parameters = self._stage.parameters()
         expected = [(parameters[n].dtype, tuple(parameters[n].shape)) for n in names]
         contents = StreamContents(
@@ -234,9 +234,9 @@ class LiveStageSender:
         )
         leader = self._assignment.stages[other].leader
         sources = (SampleRange(leader, 0, 1),)
-        inlet = TensorReceiver(contents, lambda _number, _size: sources, capacity=2, largest=1)
-        self._shell.switchboard.connect_inlet(self._line(self._index, flow), inlet, {leader})
-        return inlet
+        receiver = TensorReceiver(contents, lambda _number, _size: sources, capacity=2, largest=1)
+        self._shell.router.connect_tensors(self._stream(self._index, flow), receiver, {leader})
+        return receiver
 
     @property
     def _leads(self) -> bool:
@@ -258,7 +258,7 @@ class LiveStageSender:
         for owner, names in self._ties.borrowed.items():
             parts = [part for name in names for part in mine[name]]
             leader = self._assignment.stages[owner].leader
-            await self._send_sums(leader, self._line(owner, f"sums:{self._index}"), piece, parts)
+            await self._send_sums(leader, self._stream(owner, f"sums:{self._index}"), piece, parts)
         await self._merge(mine, piece)
         for other, names in self._ties.owned.items():
             for device in self._assignment.stages[other].devices:
@@ -274,14 +274,14 @@ class LiveStageSender:
         )
         if device == self._shell.mesh.self_id:  # not copied on its way; each stage clips its own
             totals = await self._shell.compute.run((0,), lambda: _copies(totals))
-        line = self._line(stage, f"summed:{self._index}")
-        await self._send_sums(device, line, piece, totals)
+        stream = self._stream(stage, f"summed:{self._index}")
+        await self._send_sums(device, stream, piece, totals)
 
     async def _send_sums(
-        self, device: str, line: StreamId, piece: MicroBatchSlice, values: Sequence[Value]
+        self, device: str, stream: StreamId, piece: MicroBatchSlice, values: Sequence[Value]
     ) -> None:
-        send = self._shell.switchboard.send_values
-        await send(device, line, piece, values, PartKind.GRADIENT, Priority.COLLECTIVE)
+        send = self._shell.router.send_values
+        await send(device, stream, piece, values, PartKind.GRADIENT, Priority.COLLECTIVE)
 
     def _gradient(self, name: str) -> Tensor | None:
         gradient: Tensor | None = self._stage.parameters()[name].grad
@@ -353,7 +353,7 @@ class LiveStageSender:
             fields = {**spoken.fields(), **report.fields()}
             await self._shell.mesh.send(self._assignment.holder, Message(NORMS, fields))
 
-    def _line(self, stage: int, flow: str) -> StreamId:
+    def _stream(self, stage: int, flow: str) -> StreamId:
         return StreamId(self._assignment.key, stage, flow)
 
 

@@ -69,13 +69,13 @@ class SyncStageExecutor(StageExecutor):
         task: StageSpec,
         live: LiveStage,
         links: StageSender,
-        lines: StageIo,
+        io: StageIo,
         compute: ComputeThread,
         store: SnapshotStore,
         log: ReplayLog | None = None,
     ) -> None:
         """`log`: of what it sends; None = it is never replayed."""
-        super().__init__(task, live, links, lines, compute, log)
+        super().__init__(task, live, links, io, compute, log)
         self.live = live
         self._orders: asyncio.Queue[RoundOrder] = asyncio.Queue(maxsize=4)
         self.update = OptimizerStep(
@@ -84,7 +84,7 @@ class SyncStageExecutor(StageExecutor):
             stage=task.index,
             keeps=task.keeps,
             goes_ahead=task.goes_ahead,
-            spans=lines.spans,
+            spans=io.spans,
         )
         self._reads_losses_late = not self._device.is_host
         self._is_first = True
@@ -121,8 +121,8 @@ class SyncStageExecutor(StageExecutor):
     # -- training --------------------------------------------------------------------------------
 
     async def _train(self, order: RoundOrder) -> None:
-        if self._lines.reduction is not None and self._trailing is None:
-            self._lines.reduction.begin(order)
+        if self._io.reduction is not None and self._trailing is None:
+            self._io.reduction.begin(order)
         self._micro_batches, self._is_saved = order.round.micro_batches, False
         if self.task.held is None or next(self.task.pieces(order.round), None) is None:
             loss = await self._in_strict_order(order)
@@ -151,7 +151,7 @@ class SyncStageExecutor(StageExecutor):
 
     async def _trails(self, order: RoundOrder) -> bool:
         """Whether the next round begins before this one's sums are there; its update then has."""
-        reduction = self._lines.reduction
+        reduction = self._io.reduction
         may_trail = self.task.trails and self.update.goes_ahead and self._device.is_host
         if reduction is None or not may_trail or order.may_change_nothing:
             return False
@@ -166,7 +166,7 @@ class SyncStageExecutor(StageExecutor):
 
         `summed`: set once they are there.
         """
-        reduction, trailing = self._lines.reduction, self._trailing
+        reduction, trailing = self._io.reduction, self._trailing
         assert reduction is not None
         assert trailing is not None
         self.waits_for_group, began = True, perf_counter()
@@ -217,10 +217,10 @@ class SyncStageExecutor(StageExecutor):
         return loss
 
     def _has_inputs(self, action: ScheduleAction, key: MicroBatchKey) -> bool:
-        lines = self._lines
+        io = self._io
         if action.kind == "backward":
-            return lines.gradients is None or lines.gradients.has(key)
-        return lines.activations.has(key) and (not self.task.uses_targets or lines.targets.has(key))
+            return io.gradients is None or io.gradients.has(key)
+        return io.activations.has(key) and (not self.task.uses_targets or io.targets.has(key))
 
     def _own_actions(self, shape: Round) -> Iterator[tuple[ScheduleAction, MicroBatchSlice]]:
         """The stage's order without the micro-batches in which this device has no part."""
@@ -265,7 +265,7 @@ class SyncStageExecutor(StageExecutor):
         self, order: RoundOrder, piece: MicroBatchSlice, forward: Callable[..., list[Tensor]]
     ) -> float:
         """The round's first, which makes the update of the round before."""
-        reduction = self._lines.reduction
+        reduction = self._io.reduction
         assert reduction is not None
         arrived = reduction.arrived
         update = OverlappedUpdate(self.live, reduction.summed, arrived, order.round.micro_batches)
@@ -311,13 +311,13 @@ class SyncStageExecutor(StageExecutor):
 
     def _final(self) -> Callable[[str], None] | None:
         """Receives the final gradients of the last backward of a round."""
-        return None if self._lines.reduction is None else self._lines.reduction.final
+        return None if self._io.reduction is None else self._io.reduction.final
 
     async def _complete(self, order: RoundOrder) -> bool:
         """Everything that the update needs, of other devices too; whether it leads."""
         self.waits_for_group, began = True, perf_counter()
-        if self._lines.reduction is not None:
-            await self._lines.reduction.finish()
+        if self._io.reduction is not None:
+            await self._io.reduction.finish()
             self._note_wait("wait sum", began)
         is_tied = await self._links.exchange_gradients(order)
         self.waits_for_group = False
@@ -333,7 +333,7 @@ class SyncStageExecutor(StageExecutor):
 
     def _may_lead(self, order: RoundOrder) -> bool:
         """Whether the update may be given to an accelerator before its gradients are looked at."""
-        if self._device.is_host or self._is_first or self._lines.reduction is not None:
+        if self._device.is_host or self._is_first or self._io.reduction is not None:
             return False
         goes_ahead = self.update.goes_ahead and not order.may_change_nothing
         return goes_ahead and not order.clip and not order.counts_nothing
@@ -353,7 +353,7 @@ class SyncStageExecutor(StageExecutor):
         Raises:
             MicroBatchNotFinite: it is not, and the update is not to be left out.
         """
-        reduction, live = self._lines.reduction, self.live
+        reduction, live = self._io.reduction, self.live
         summed = None
         if reduction is not None and not is_tied:
             summed = reduction.summed.norm

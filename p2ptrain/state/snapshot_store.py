@@ -116,25 +116,25 @@ class SnapshotStore:
         here = [h for h in self._entries if h.version == version and h.has(first)]
         if not here:
             return None
-        holding = min(here, key=lambda h: _AT_HAND.index(h.kind))
-        entry, stop = self._entries[holding], min(end, holding.end)
-        tensors = tensors_of_units(self._description, entry.tensors, first, stop)
-        digests = {name: entry.digests[name] for name in tensors if name in entry.digests}
-        return StoredTensors(stop, holding.kind, tensors, digests)
+        entry = min(here, key=lambda h: _AT_HAND.index(h.kind))
+        stored, stop = self._entries[entry], min(end, entry.end)
+        tensors = tensors_of_units(self._description, stored.tensors, first, stop)
+        digests = {name: stored.digests[name] for name in tensors if name in stored.digests}
+        return StoredTensors(stop, entry.kind, tensors, digests)
 
-    def of(self, holding: StateEntry) -> StoredTensors | None:
+    def of(self, entry: StateEntry) -> StoredTensors | None:
         """What is here of a holding, if it is."""
-        entry = self._entries.get(holding)
-        if entry is None:
+        stored = self._entries.get(entry)
+        if stored is None:
             return None
-        return StoredTensors(holding.end, holding.kind, entry.tensors, entry.digests)
+        return StoredTensors(entry.end, entry.kind, stored.tensors, stored.digests)
 
-    def seal(self, holding: StateEntry, part: StoredTensors, digests: Mapping[str, Digest]) -> bool:
+    def seal(self, entry: StateEntry, part: StoredTensors, digests: Mapping[str, Digest]) -> bool:
         """Know these digests of `part`; False where it is not what is here any more."""
-        entry = self._entries.get(holding)
-        if entry is None or entry.tensors is not part.tensors:
+        stored = self._entries.get(entry)
+        if stored is None or stored.tensors is not part.tensors:
             return False
-        self._entries[holding] = _StoredEntry(entry.tensors, dict(digests))
+        self._entries[entry] = _StoredEntry(stored.tensors, dict(digests))
         self._note(digests)
         return True
 
@@ -142,7 +142,7 @@ class SnapshotStore:
         for name in self.unchanging.intersection(digests):
             self.unchanging_digests[name] = digests[name]
 
-    def holdings(self) -> tuple[StateEntry, ...]:
+    def entries(self) -> tuple[StateEntry, ...]:
         """Everything here."""
         return tuple(self._entries)
 
@@ -155,16 +155,16 @@ class SnapshotStore:
         """Memory for the next copy of units [first, end), given away; None = there is none."""
         return self._spare.pop((kind, first, end), None)
 
-    def discard(self, holding: StateEntry) -> None:
+    def discard(self, entry: StateEntry) -> None:
         """Forget this one, if it is here.
 
         It may not be read any more: its memory may be written to again (`slot`).
         """
-        entry = self._entries.pop(holding, None)
-        place = (holding.kind, holding.first, holding.end)
-        if entry is not None and place in self._reserved:
+        stored = self._entries.pop(entry, None)
+        place = (entry.kind, entry.first, entry.end)
+        if stored is not None and place in self._reserved:
             used = {id(t) for other in self._entries.values() for t in other.tensors.values()}
-            self._spare[place] = {n: t for n, t in entry.tensors.items() if id(t) not in used}
+            self._spare[place] = {n: t for n, t in stored.tensors.items() if id(t) not in used}
 
 
 def tensors_of_units(

@@ -145,7 +145,7 @@ class _Training:
         self._ranks, self._stage, self._prepared = ranks, stage, prepared
         self._job, self._options, self._emit, self._runner = prepared.job, options, emit, runner
         self._micro_batch = self._job.fixed_micro_batch or samples_evaluated_together(
-            -(-self._job.batch_size // ranks.world), self._job.batch_size, prepared.least_piece
+            -(-self._job.batch_size // ranks.world), self._job.batch_size, prepared.min_micro_batch
         )
         self._token_place = token_place(prepared.captured.description)
         self._tokens = 0  # of the round

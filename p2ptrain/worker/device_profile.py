@@ -259,14 +259,14 @@ class DeviceProfiler:
         """What this device has measured and offers, and nothing of what it has of any job."""
         return self.complete(StateReport(self._mesh.self_id), digest)
 
-    def complete(self, inventory: StateReport, digest: str) -> StateReport:
+    def complete(self, state_report: StateReport, digest: str) -> StateReport:
         """With what this device has measured, and what it offers."""
         away = {m.id for m in self._mesh.members.values() if m.state in GONE}
         kind, offer = self._kind, self._offers.get(digest)
         is_now = offer is not None and offer.kind == kind  # an accelerator may have failed since
         return replace(
-            inventory,
-            linked=inventory.linked - away,
+            state_report,
+            linked=state_report.linked - away,
             memory=NO_MEMORY if offer is None else self.memory.still_offered(offer.memory),
             taken_bytes=0 if offer is None else offer.taken_bytes,
             speeds=tuple((peer, *speed) for peer, speed in self._speeds.items()),

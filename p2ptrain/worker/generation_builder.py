@@ -100,7 +100,7 @@ class GenerationBuild:
         """Read what other devices have; each part that arrives can be read from here at once."""
         memory = self._around.measures.memory
         # What an old generation takes is free once the new one begins.
-        engaged = self._store.engagement is not None
+        engaged = self._store.hosted is not None
         short_of = partial(memory.short_of, engaged=engaged)
         short = short_of(self._planned)
         if short is None and not self._gathers:

@@ -62,7 +62,7 @@ class HostedStages:
     """The stages of one assignment that live on this device.
 
     Attributes:
-        runners: by number of the stage.
+        executors: by number of the stage.
         log: what was sent and ordered in the generation.
     """
 
@@ -83,7 +83,7 @@ class HostedStages:
         self.assignment = assignment
         self.description = description
         self.store = SnapshotStore(description) if store is None else store
-        self.runners: dict[int, SyncStageExecutor | AsyncStageExecutor] = {}
+        self.executors: dict[int, SyncStageExecutor | AsyncStageExecutor] = {}
         most_bytes = replay_log_bytes(planned.total_bytes, planned.host_bytes)
         self.log = ReplayLog(assignment.version.step, most_bytes)
         self._shell = shell
@@ -116,26 +116,28 @@ class HostedStages:
     @property
     def keeps(self) -> bool:
         """Whether anything here is copied where a round's order says so."""
-        return any(runner.task.keeps for runner in self.runners.values())
+        return any(executor.task.keeps for executor in self.executors.values())
 
     async def copy(self) -> None:
         """Keep a copy of every stage as it is; ask before the first round is ordered."""
         async with asyncio.TaskGroup() as group:
-            for runner in self.runners.values():
-                group.create_task(runner.update.copy())
+            for executor in self.executors.values():
+                group.create_task(executor.update.copy())
 
     def start(self, on_failure: OnFailure) -> None:
         """Run the stages until `stop`; `on_failure` receives what ends one early."""
-        for index, runner in self.runners.items():
-            task = asyncio.create_task(self._run(index, runner, on_failure), name=f"stage {index}")
+        for index, executor in self.executors.items():
+            task = asyncio.create_task(
+                self._run(index, executor, on_failure), name=f"stage {index}"
+            )
             self._tasks.append(task)
 
     async def order(self, order: RoundOrder) -> None:
         """Queue a round for every stage here."""
         if self.assignment.asynchrony is None:
             self.log.note_order(order)
-        for runner in self.runners.values():
-            await runner.order(order)
+        for executor in self.executors.values():
+            await executor.order(order)
 
     def no_more(self, rounds: int) -> None:
         """So many rounds are ordered in this generation, and none after them.
@@ -143,10 +145,10 @@ class HostedStages:
         Raises:
             ProtocolError: stages here train in synchronous rounds, and do not ask.
         """
-        for runner in self.runners.values():
-            if not isinstance(runner, AsyncStageExecutor):
+        for executor in self.executors.values():
+            if not isinstance(executor, AsyncStageExecutor):
                 raise ProtocolError("a last order where each round has its own end")
-            runner.no_more(rounds)
+            executor.no_more(rounds)
 
     def commit(self, commit: Commit) -> None:
         """An update counts: every stage here makes it.
@@ -154,8 +156,8 @@ class HostedStages:
         Raises:
             ProtocolError: a stage here is not ready for it.
         """
-        for runner in self.runners.values():
-            runner.commit(commit)
+        for executor in self.executors.values():
+            executor.commit(commit)
 
     async def applied(self) -> None:
         """Wait until no update is under way here.
@@ -163,29 +165,29 @@ class HostedStages:
         Raises:
             PeerError: one was not made.
         """
-        for runner in self.runners.values():
-            await runner.update.settled()
+        for executor in self.executors.values():
+            await executor.update.settled()
 
     def state(self, first: int, end: int) -> Mapping[str, Tensor]:
         """Current tensors of the stage that holds exactly units [first, end)."""
-        live = self._runner(first, end).live
+        live = self._executor(first, end).live
         return live.on_host(live.present())
 
     def weights(self, first: int, end: int) -> Mapping[str, Tensor]:
         """As `state`, without the optimizer's part."""
-        live = self._runner(first, end).live
+        live = self._executor(first, end).live
         state = live.present().items()
         return live.on_host({name: t for name, t in state if name.startswith("model:")})
 
     def averages(self, first: int, end: int) -> Mapping[str, Tensor]:
         """As `state`, of the averages of the weights alone."""
-        live = self._runner(first, end).live
+        live = self._executor(first, end).live
         averages = live.optimizer.averages().items()
         return live.on_host({f"optimizer:{name}.{AVERAGE}": tensor for name, tensor in averages})
 
     def disconnect(self) -> None:
         """Nothing arrives any more. May be called again."""
-        self._shell.switchboard.disconnect(self.assignment.key)
+        self._shell.router.disconnect(self.assignment.key)
 
     async def stop(self) -> None:
         """End all tasks, disconnect, and wait until no thread works on the stages either.
@@ -244,11 +246,11 @@ class HostedStages:
         return None
 
     def _whole(self) -> Iterator[tuple[StageAssignment, TrainedStage]]:
-        for index, runner in self.runners.items():
-            device = runner.live.stage.device
+        for index, executor in self.executors.items():
+            device = executor.live.stage.device
             is_lost = not (device.is_host or device is self._shell.device)
-            if not runner.live.torn and not is_lost:
-                yield self.assignment.stages[index], runner.live
+            if not executor.live.torn and not is_lost:
+                yield self.assignment.stages[index], executor.live
 
     # -- building --------------------------------------------------------------------------------
 
@@ -275,37 +277,37 @@ class HostedStages:
         connected = lines.connect(live.stage, links)
         compute, store = self._shell.compute, self.store
         if isinstance(live, DelayedStage):
-            me, switchboard = self._shell.mesh.self_id, self._shell.switchboard
+            me, router = self._shell.mesh.self_id, self._shell.router
             exchange = None
             if place.shared:
-                exchange = GradientExchange(self.assignment, index, live.stage, me, switchboard)
+                exchange = GradientExchange(self.assignment, index, live.stage, me, router)
             depths = self.assignment.depths
-            self.runners[index] = AsyncStageExecutor(
+            self.executors[index] = AsyncStageExecutor(
                 lines.task(), live, links, connected, compute, store, depths, exchange
             )
         elif isinstance(live.stage, TiledStage):
-            self.runners[index] = TiledStageExecutor(
+            self.executors[index] = TiledStageExecutor(
                 *(lines.task(), live, links, connected, compute, store, self.log),
                 lines.exchange(live.stage),
             )
         else:
-            self.runners[index] = SyncStageExecutor(
+            self.executors[index] = SyncStageExecutor(
                 lines.task(), live, links, connected, compute, store, self.log
             )
 
-    def _runner(self, first: int, end: int) -> SyncStageExecutor | AsyncStageExecutor:
-        for index, runner in self.runners.items():
+    def _executor(self, first: int, end: int) -> SyncStageExecutor | AsyncStageExecutor:
+        for index, executor in self.executors.items():
             place = self.assignment.stages[index]
             if (place.first, place.end) == (first, end):
-                return runner
+                return executor
         raise ProtocolError(f"no stage of layers {first} to {end} here")
 
     @staticmethod
     async def _run(
-        index: int, runner: SyncStageExecutor | AsyncStageExecutor, on_failure: OnFailure
+        index: int, executor: SyncStageExecutor | AsyncStageExecutor, on_failure: OnFailure
     ) -> None:
         try:
-            await runner.run()
+            await executor.run()
         except ExceptionGroup as group:
             await on_failure(index, first_error(group))
 

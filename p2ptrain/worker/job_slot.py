@@ -69,9 +69,9 @@ class JobSlot:
         return self.part.job if self.part is not None and self.part.is_busy else None
 
     @property
-    def engagement(self) -> HostedStages | None:
+    def hosted(self) -> HostedStages | None:
         """The stages that this device has, if any."""
-        return self.part.engagement if self.part is not None else None
+        return self.part.hosted if self.part is not None else None
 
     @property
     def holder(self) -> str | None:
@@ -87,7 +87,7 @@ class JobSlot:
         return self.name(part.holder)
 
     @property
-    def parked(self) -> tuple[str, str] | None:
+    def orphaned(self) -> tuple[str, str] | None:
         """Holder and job, where that holder's process has ended and what is here is kept for it."""
         part = self.part
         if part is None or not part.is_busy or part.holder is None or part.alone_since is None:
@@ -97,7 +97,7 @@ class JobSlot:
     @property
     def waiting_for(self) -> str | None:
         """Name of the holder whose end this device's job outlives, keeping what it has."""
-        return None if self.parked is None else self.name(self.parked[0])
+        return None if self.orphaned is None else self.name(self.orphaned[0])
 
     def name(self, device: str) -> str:
         """A member's name, also of a holder that was removed since."""
@@ -147,12 +147,12 @@ class JobSlot:
     def engaged(self, peer: str, message: Message) -> HostedStages | None:
         """The engagement a holder's message is for, or None if it is over. Refuses strangers."""
         key = GenerationKey.read(message.fields)
-        engagement = self.engagement
-        if engagement is None or engagement.assignment.key != key:
+        hosted = self.hosted
+        if hosted is None or hosted.assignment.key != key:
             return None
-        if peer != engagement.assignment.holder:
+        if peer != hosted.assignment.holder:
             raise NotItsPart(f"{message.kind} from a device that is not the holder")
-        return engagement
+        return hosted
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
         part = self.part

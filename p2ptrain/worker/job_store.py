@@ -75,7 +75,7 @@ class JobStore:
     """See the module. For the event loop alone.
 
     Attributes:
-        engagement: the stages of the generation that runs here or, stopped, ran last.
+        hosted: the stages of the generation that runs here or, stopped, ran last.
         check: what the job's tensors look like, once a generation has been prepared here.
     """
 
@@ -93,7 +93,7 @@ class JobStore:
             device: own name, for messages.
             on_damage: called when something of a version does not fit its digest (`look`).
         """
-        self.engagement: HostedStages | None = None
+        self.hosted: HostedStages | None = None
         self.check: Check | None = None
         self._job = job
         self._states = states
@@ -134,8 +134,8 @@ class JobStore:
         self._offered.clear()
 
     async def _settled(self) -> None:
-        if self._is_running and self.engagement is not None:
-            await self.engagement.applied()
+        if self._is_running and self.hosted is not None:
+            await self.hosted.applied()
 
     def _serve(
         self,
@@ -185,8 +185,8 @@ class JobStore:
         return frozenset(tensors)
 
     def _from(self, version: Version, unit: int, end: int) -> StoredTensors | None:
-        if self.engagement is not None and not self._is_running:
-            here = self.engagement.named_from(unit, end, version)
+        if self.hosted is not None and not self._is_running:
+            here = self.hosted.named_from(unit, end, version)
             if here is not None:
                 return StoredTensors(here[0], StateKind.LIVE, here[1], {})
         return self._versions.part_from(unit, end, version) if self._versions is not None else None
@@ -214,61 +214,61 @@ class JobStore:
     async def look(self, version: Version) -> list[StateEntry]:
         """What of a version does not fit its digests any more; it is forgotten here."""
         versions, found = self._versions, []
-        for holding in versions.holdings() if versions is not None else ():
-            part = versions.of(holding) if versions is not None else None
-            if holding.version != version or part is None:
+        for entry in versions.entries() if versions is not None else ():
+            part = versions.of(entry) if versions is not None else None
+            if entry.version != version or part is None:
                 continue
             wrong = await run_in_background(partial(find_damaged, part.tensors, part.digests))
             if wrong and versions is not None:
-                log.error("copy_damaged", kind=holding.kind, step=version.step, tensors=wrong[:3])
-                versions.discard(holding)
-                found.append(holding)
+                log.error("copy_damaged", kind=entry.kind, step=version.step, tensors=wrong[:3])
+                versions.discard(entry)
+                found.append(entry)
         return found
 
     # -- what changes ----------------------------------------------------------------------------
 
-    def train(self, engagement: HostedStages) -> None:
+    def train(self, hosted: HostedStages) -> None:
         """From now on these stages are what is trained here."""
-        self.engagement, self._is_running = engagement, True
-        self._states.relays.end(engagement.assignment.key, "training has begun")
+        self.hosted, self._is_running = hosted, True
+        self._states.relays.end(hosted.assignment.key, "training has begun")
         self.withdraw()
-        for source, of in ((STAGE, engagement.state), (WEIGHTS, engagement.weights)):
-            self._serve(source, in_memory(of), engagement.applied, self._unchanging_digests)
-        self._serve(AVERAGES, in_memory(engagement.averages), engagement.applied)
+        for source, of in ((STAGE, hosted.state), (WEIGHTS, hosted.weights)):
+            self._serve(source, in_memory(of), hosted.applied, self._unchanging_digests)
+        self._serve(AVERAGES, in_memory(hosted.averages), hosted.applied)
         if self._versions is not None:
-            self._versions.reserve(engagement.places)
-            for holding in self._versions.holdings():
-                self.offer(holding.version)
+            self._versions.reserve(hosted.places)
+            for entry in self._versions.entries():
+                self.offer(entry.version)
 
     async def rest(self) -> tuple[StateEntry, ...]:
         """Stop what is trained here, and let others read it; what it is. May be called again."""
-        engagement = self.engagement
-        if engagement is None:
+        hosted = self.hosted
+        if hosted is None:
             return ()
-        await engagement.stop()
+        await hosted.stop()
         self._is_running = False
-        held = engagement.held()
-        for holding in held:
-            self.offer(holding.version)
+        held = hosted.held()
+        for entry in held:
+            self.offer(entry.version)
         return held
 
-    def keep(self, holdings: Collection[StateEntry]) -> None:
+    def keep(self, entries: Collection[StateEntry]) -> None:
         """Forget the snapshots that are not among these: no device knows of them."""
         if self._versions is not None:
-            for holding in self._versions.holdings():
-                if holding not in holdings:
-                    self._versions.discard(holding)
+            for entry in self._versions.entries():
+                if entry not in entries:
+                    self._versions.discard(entry)
 
-    def drop(self, holdings: tuple[StateEntry, ...]) -> None:
+    def drop(self, entries: tuple[StateEntry, ...]) -> None:
         """Forget these. Those being trained have been stopped."""
-        for holding in holdings:
-            if holding.kind is StateKind.LIVE:
+        for entry in entries:
+            if entry.kind is StateKind.LIVE:
                 self._drop_live()
             elif self._versions is not None:
-                self._versions.discard(holding)
-        left = self._versions.holdings() if self._versions is not None else ()
-        gone = {h.version for h in holdings} - {h.version for h in left}
-        if self._is_running or self.engagement is None:
+                self._versions.discard(entry)
+        left = self._versions.entries() if self._versions is not None else ()
+        gone = {h.version for h in entries} - {h.version for h in left}
+        if self._is_running or self.hosted is None:
             sources = {version_source(version) for version in gone}
             self._states.retract(self._job, sources)
             self._offered -= sources
@@ -277,28 +277,28 @@ class JobStore:
         """Forget everything but what is trained: that is for `end`, once it has stopped."""
         self._versions = None
         self.withdraw()
-        if self.engagement is not None:
-            self._states.relays.end(self.engagement.assignment.key, "the job has ended")
+        if self.hosted is not None:
+            self._states.relays.end(self.hosted.assignment.key, "the job has ended")
 
     async def end(self) -> None:
         """Stop what is trained here, and forget it. No task and no tensor is left."""
-        engagement = self.engagement
-        if engagement is None:
+        hosted = self.hosted
+        if hosted is None:
             return
-        await engagement.stop()
-        if self.engagement is engagement:
-            self.engagement, self._is_running = None, False
+        await hosted.stop()
+        if self.hosted is hosted:
+            self.hosted, self._is_running = None, False
 
     def _drop_live(self) -> None:
-        engagement, self.engagement = self.engagement, None
+        hosted, self.hosted = self.hosted, None
         self._is_running = False
-        if engagement is not None:
-            engagement.disconnect()
+        if hosted is not None:
+            hosted.disconnect()
             why = "this device has no part any more"
-            self._states.relays.end(engagement.assignment.key, why)
+            self._states.relays.end(hosted.assignment.key, why)
             self.withdraw()
-            for holding in self._versions.holdings() if self._versions is not None else ():
-                self.offer(holding.version)
+            for entry in self._versions.entries() if self._versions is not None else ():
+                self.offer(entry.version)
 
 
 def _nothing() -> None:

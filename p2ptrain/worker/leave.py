@@ -83,7 +83,7 @@ ASK_TIMEOUT_SECONDS = 10.0
 
 
 class OrphanedJobs:
-    """What one device answers about its own jobs, and asks about the one that is parked on it.
+    """What one device answers about its own jobs, and asks about the one that is orphaned on it.
 
     Args:
         folder: where this device's jobs are written down; None = nowhere.
@@ -112,10 +112,10 @@ class OrphanedJobs:
         return Message(OVER, JobOver(job in ended).fields())
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
-        parked = self._service.slot.parked
-        if parked is None:
+        orphaned = self._service.slot.orphaned
+        if orphaned is None:
             return
-        holder, job = parked
+        holder, job = orphaned
         is_sign = isinstance(event, LinkUp) and event.peer_id == holder
         if is_sign or (
             isinstance(event, MemberChanged) and event.member.id == holder and not event.described
@@ -129,6 +129,6 @@ class OrphanedJobs:
         except (Error, TimeoutError) as error:
             log.info("not_known_whether_over", job=job, why=str(error) or "it took too long")
             return
-        if reply.fields.get("over") is True and self._service.slot.parked == (holder, job):
+        if reply.fields.get("over") is True and self._service.slot.orphaned == (holder, job):
             log.info("job_is_over", job=job)
             await self._service.slot.drop(job)

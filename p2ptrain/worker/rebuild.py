@@ -93,11 +93,11 @@ class StageRebuilder:
     async def _make(self, request: int, what: Rebuild, generation: int) -> None:
         is_here = False
         try:
-            engagement = self._store.engagement
-            if engagement is None or engagement.assignment.key.generation != what.generation:
+            hosted = self._store.hosted
+            if hosted is None or hosted.assignment.key.generation != what.generation:
                 raise PeerError(f"nothing of generation {what.generation} is here any more")
             with timed(log, "stage_made_anew"):
-                await _RebuildRun(what, generation, engagement, self._store, self._shell).run()
+                await _RebuildRun(what, generation, hosted, self._store, self._shell).run()
             place = {"stage": what.stage, "step": what.target.step - 1}
             await failpoints.reach("rebuild.after", device=self._shell.mesh.self_id, **place)
             is_here = True
@@ -107,7 +107,7 @@ class StageRebuilder:
         self._core.rebuilt(request, what, is_here=is_here)
 
 
-def lines_key(job: str, generation: int) -> GenerationKey:
+def streams_key(job: str, generation: int) -> GenerationKey:
     """Of the streams of a stage that is rebuilt in the attempt of that number."""
     return GenerationKey(job, FIRST_NUMBER + generation)
 
@@ -119,24 +119,24 @@ class _RebuildRun:
         self,
         what: Rebuild,
         generation: int,
-        engagement: HostedStages,
+        hosted: HostedStages,
         store: JobStore,
         shell: LocalDevice,
     ) -> None:
         self._what = what
         self._store = store
         self._shell = shell
-        self._description = engagement.description
-        self._old = engagement.assignment
+        self._description = hosted.description
+        self._old = hosted.assignment
         shared = shared_tensors(self._old, self._description)
         if any(what.stage in users for users in shared.values()):
             raise PeerError("it shares weights with other stages, and their gradients are gone")
         me = shell.mesh.self_id
         place = replace(self._old.stages[what.stage], devices=(me,), copies_to=None)
         stages = (*self._old.stages[: what.stage], place, *self._old.stages[what.stage + 1 :])
-        self._key = lines_key(self._old.key.job, generation)
+        self._key = streams_key(self._old.key.job, generation)
         self._assignment = replace(self._old, key=self._key, stages=stages)
-        self._steps = engagement.log.orders(what.version.step, what.target.step)
+        self._steps = hosted.log.orders(what.version.step, what.target.step)
         self._lines = StageIoBuilder(self._assignment, what.stage, self._description, shell)
         self._task = replace(self._lines.task(), keeps=False, goes_ahead=False)
 
@@ -149,16 +149,16 @@ class _RebuildRun:
             ends = _DiscardSender(self._steps)
             versions = self._store.versions(self._description)
             compute = self._shell.compute
-            runner = SyncStageExecutor(self._task, live, ends, connected, compute, versions)
-            ends.runner = runner
+            executor = SyncStageExecutor(self._task, live, ends, connected, compute, versions)
+            ends.executor = executor
             async with task_scope() as group:
-                serving = group.create_task(runner.run())
-                await self._feed(runner, ends)
+                serving = group.create_task(executor.run())
+                await self._feed(executor, ends)
                 await ends.all_ready.wait()
-                await runner.update.settled()
+                await executor.update.settled()
                 serving.cancel()
         finally:
-            self._shell.switchboard.disconnect(self._key)
+            self._shell.router.disconnect(self._key)
             await self._shell.compute.flush()
         made = live.on_host(live.present())
         versions.put(StateKind.FETCHED, what.first, what.end, what.target, made, {})
@@ -172,23 +172,23 @@ class _RebuildRun:
         made = built_stage(self._old, self._description, place, found.own(), spec, at)
         return LiveStage(*made, what.version, what.generation)
 
-    async def _feed(self, runner: SyncStageExecutor, ends: _DiscardSender) -> None:
+    async def _feed(self, executor: SyncStageExecutor, ends: _DiscardSender) -> None:
         for order, _ in self._steps:
             await ends.room.acquire()
             place = {"stage": self._what.stage, "step": order.round.step}
             await failpoints.reach("rebuild.step.before", device=self._task.device, **place)
-            await runner.order(order)
+            await executor.order(order)
             await self._ask_for(order)
 
     async def _ask_for(self, order: RoundOrder) -> None:
         async with task_scope() as group:
             for device, flow in self._senders():
-                line = StreamId(self._key, self._what.stage, flow)
-                fields = ResendLogged(line, self._old.key.generation, order.round.step).fields()
+                stream = StreamId(self._key, self._what.stage, flow)
+                fields = ResendLogged(stream, self._old.key.generation, order.round.step).fields()
                 group.create_task(self._call(device, Message(LOG_SEND, fields)))
             for flow in self._fed():
-                line = StreamId(self._key, self._what.stage, flow)
-                fields = ResendSamples(line, order.round, self._task.weighed).fields()
+                stream = StreamId(self._key, self._what.stage, flow)
+                fields = ResendSamples(stream, order.round, self._task.weighed).fields()
                 group.create_task(self._call(self._old.holder, Message(FEED_SEND, fields)))
 
     async def _call(self, device: str, message: Message) -> None:
@@ -215,7 +215,7 @@ class _DiscardSender:
     """
 
     def __init__(self, steps: Sequence[tuple[RoundOrder, Coefficient | None]]) -> None:
-        self.runner: SyncStageExecutor | None = None
+        self.executor: SyncStageExecutor | None = None
         self.room = asyncio.Semaphore(STEPS_AHEAD)
         self.all_ready = asyncio.Event()
         self._left = list(reversed(steps))
@@ -235,17 +235,17 @@ class _DiscardSender:
 
     async def report(self, report: RoundReport) -> None:
         """The update counts: others have made it."""
-        assert self.runner is not None
+        assert self.executor is not None
         order, coefficient = self._left.pop()
-        self.runner.commit(Commit(order.round.index, order.round.step, coefficient))
+        self.executor.commit(Commit(order.round.index, order.round.step, coefficient))
         self.room.release()
         if not self._left:
             self.all_ready.set()
 
 
 async def send_logged(
-    engagement: HostedStages | None,
-    switchboard: TensorRouter,
+    hosted: HostedStages | None,
+    router: TensorRouter,
     mesh: Mesh,
     peer: str,
     message: Message,
@@ -256,13 +256,13 @@ async def send_logged(
         PeerError: it is not kept any more.
     """
     wanted = ResendLogged.read(message.fields)
-    if engagement is None or engagement.assignment.key != wanted.key:
+    if hosted is None or hosted.assignment.key != wanted.key:
         raise PeerError(f"{mesh.name} has nothing of that generation any more")
-    line, wire = wanted.line, engagement.assignment.wire
-    for piece, values in engagement.log.pieces(wanted.step, line.stage, line.flow):
-        place = {"stage": line.stage, "step": wanted.step}
+    stream, wire = wanted.stream, hosted.assignment.wire
+    for piece, values in hosted.log.pieces(wanted.step, stream.stage, stream.flow):
+        place = {"stage": stream.stage, "step": wanted.step}
         await failpoints.reach("log.send.between", device=mesh.self_id, **place)
         # on this device nothing is packed: the stage may write to what it gets
         own = [v if v is None or peer != mesh.self_id else copy_into(None, v) for v in values]
-        await switchboard.send_values(peer, line, piece, own, wire=wire)
+        await router.send_values(peer, stream, piece, own, wire=wire)
     return Message(LOG_SEND)

@@ -38,7 +38,6 @@ from p2ptrain.messages.kinds import (
     FACTS,
     FAILED,
     FIND,
-    INVENTORY,
     LOG_SEND,
     MEASURE_LINKS,
     MEASURE_PROFILE,
@@ -51,6 +50,7 @@ from p2ptrain.messages.kinds import (
     SETTLED,
     SPANS,
     STANDING,
+    STATE_REPORT,
     VERSIONS_KEEP,
 )
 from p2ptrain.messages.measured import EnergyReply, ProfileAsked
@@ -147,7 +147,7 @@ class WorkerService:
         )
         mesh.route_now(COMMIT, self._commit)  # the next round waits for it
         mesh.route_now(REPLICA_OFFER, self._offered)
-        mesh.route_now(REPLICA_KEEPER, self._keeper)
+        mesh.route_now(REPLICA_KEEPER, self._backup_peer)
         mesh.route_now(VERSIONS_KEEP, self._keep)  # before a round that asks for the next copy
 
     @property
@@ -157,7 +157,7 @@ class WorkerService:
             MEASURE_PROFILE: MessageRoute(self._measure_profile),
             MEASURED: MessageRoute(self.measures.all_measured),
             MEASURE_LINKS: MessageRoute(self._measure_links),
-            INVENTORY: MessageRoute(self._inventory),
+            STATE_REPORT: MessageRoute(self._state_report),
             FACTS: MessageRoute(self._facts),
             PREPARE: MessageRoute(self._prepare, limited(SMALL.most_bytes, 2, self._in_charge)),
             BEGIN: MessageRoute(self._begin),
@@ -198,7 +198,7 @@ class WorkerService:
         with self.due.measuring(peer):
             return await self.measures.measure_links(peer, message)
 
-    async def _inventory(self, peer: str, message: Message) -> Message:
+    async def _state_report(self, peer: str, message: Message) -> Message:
         """Stop working on a job, and say what is here of it."""
         asked = StateRequest.read(message.fields)
         self.due.check_job_of(peer)
@@ -254,8 +254,8 @@ class WorkerService:
             last = EndOfRounds.among(message.fields)
             if last is None:
                 await part.order(peer, key, RoundOrder.read(message.fields))
-            elif (engagement := self.slot.engaged(peer, message)) is not None:
-                engagement.no_more(last.rounds)
+            elif (hosted := self.slot.engaged(peer, message)) is not None:
+                hosted.no_more(last.rounds)
 
     def _commit(self, peer: str, message: Message) -> None:
         key = GenerationKey.read(message.fields)
@@ -270,11 +270,13 @@ class WorkerService:
                 peer, key.generation, SnapshotOffer.read(message.fields)
             )
 
-    def _keeper(self, peer: str, message: Message) -> None:
+    def _backup_peer(self, peer: str, message: Message) -> None:
         key = GenerationKey.read(message.fields)
         part = self.slot.part_in(key.job, peer, message)
         if part is not None:
-            part.replication.keeper_is(peer, key.generation, BackupAssignment.read(message.fields))
+            part.replication.backup_peer_is(
+                peer, key.generation, BackupAssignment.read(message.fields)
+            )
 
     def _keep(self, peer: str, message: Message) -> None:
         keep = RetainSnapshots.read(message.fields)
@@ -284,55 +286,53 @@ class WorkerService:
 
     async def _settled(self, peer: str, message: Message) -> Message:
         """Answered once the last update committed to this device is made."""
-        engagement = self.slot.engaged(peer, message)
-        if engagement is None:
+        hosted = self.slot.engaged(peer, message)
+        if hosted is None:
             raise PeerError("that generation is over")
         await failpoints.reach("settled.receive.before", device=self.mesh.self_id)
-        await engagement.applied()
+        await hosted.applied()
         await failpoints.reach("settled.answer.before", device=self.mesh.self_id)
         return Message(SETTLED)
 
     async def _send_logged(self, peer: str, message: Message) -> Message:
         """Once more what was sent to a stage that is lost."""
-        return await send_logged(
-            self.slot.engagement, self.device.switchboard, self.mesh, peer, message
-        )
+        return await send_logged(self.slot.hosted, self.device.router, self.mesh, peer, message)
 
     async def _diagnose(self, peer: str, message: Message) -> Message:
         """Where a piece that a stage here still holds first stopped being finite."""
-        engagement = self.slot.engaged(peer, message)
-        if engagement is None:
+        hosted = self.slot.engaged(peer, message)
+        if hosted is None:
             raise PeerError("that generation is over")
         asked = DiagnoseRequest.read(message.fields)
-        runner = engagement.runners.get(asked.stage)
-        if runner is None:
+        executor = hosted.executors.get(asked.stage)
+        if executor is None:
             raise ProtocolError(f"this device has no part in stage {asked.stage}")
-        run = partial(_first_non_finite, runner.live.stage, asked.held_as)
+        run = partial(_first_non_finite, executor.live.stage, asked.held_as)
         found = await self.compute.run((0, asked.stage), run)
         return Message(DIAGNOSE, FindingFields.of(found).fields())
 
     async def _arrived(self, peer: str, message: Message) -> Message:
         """What came into the stages here in a round, and how large it was."""
-        engagement = self.slot.engaged(peer, message)
-        if engagement is None:
+        hosted = self.slot.engaged(peer, message)
+        if hosted is None:
             raise PeerError("that generation is over")
-        key, asked = engagement.assignment.key, RoundQuestion.read(message.fields)
+        key, asked = hosted.assignment.key, RoundQuestion.read(message.fields)
         noted = Arrivals(
-            tuple(islice(self.device.switchboard.arrived(key, asked.round), ARRIVALS_LIMIT))
+            tuple(islice(self.device.router.arrived(key, asked.round), ARRIVALS_LIMIT))
         )
         return Message(ARRIVED, {}, (noted.to_part(),))
 
     async def _standing(self, peer: str, message: Message) -> Message:
         """What the stages here wait for, and what this device has done so far."""
-        engagement = self.slot.engaged(peer, message)
-        if engagement is None:
+        hosted = self.slot.engaged(peer, message)
+        if hosted is None:
             raise PeerError("that generation is over")
         members = self.mesh.members.values()
-        runners = engagement.runners
+        executors = hosted.executors
         standing = Standing(
-            tuple(self.device.switchboard.waits(engagement.assignment.key)),
-            tuple((index, runner.round) for index, runner in runners.items()),
-            self.compute.is_busy or any(one.waits_for_group for one in runners.values()),
+            tuple(self.device.router.waits(hosted.assignment.key)),
+            tuple((index, executor.round) for index, executor in executors.items()),
+            self.compute.is_busy or any(one.waits_for_group for one in executors.values()),
             frozenset(m.id for m in members if m.state is not MemberState.ALIVE),
         )
         done = count_progress(self.mesh, self.compute.finished).fields()
@@ -342,7 +342,7 @@ class WorkerService:
         """What this device has done when, for the holder of the job here."""
         asked = SpansRequest.read(message.fields)
         self._check_holder(peer)
-        spans = self.device.switchboard.spans
+        spans = self.device.router.spans
         parts = (SpanColumns.of(spans.take(asked.most)).to_part(),) if asked.most else ()
         return Message(SPANS, SpansReply(perf_counter(), spans.dropped).fields(), parts)
 

@@ -1,6 +1,6 @@
 """This device's part in one job across generations: the port of `recovery.cores.worker_core`.
 
-    holder   generation.inventory -> stop, report state      generation.prepare -> fetch, build
+    holder   generation.report -> stop, report state      generation.prepare -> fetch, build
              generation.begin -> the prepared stages run     train.round, train.commit
 
 Slow work runs in tasks of this object, which report to the rules how it went.
@@ -23,7 +23,7 @@ from p2ptrain.messages.assign import Fetches, placement_of
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import read_part
 from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRequest
-from p2ptrain.messages.kinds import INVENTORY, PREPARE
+from p2ptrain.messages.kinds import PREPARE, STATE_REPORT
 from p2ptrain.messages.requesters import Booking
 from p2ptrain.messages.round_orders import Commit, GenerationKey, RoundOrder
 from p2ptrain.messages.stage_reports import FailureReport
@@ -80,14 +80,14 @@ class WorkerSession:
         self._given_up: Assignment | None = None  # the last one made ready in vain
 
     @property
-    def engagement(self) -> HostedStages | None:
+    def hosted(self) -> HostedStages | None:
         """The stages of the generation that runs here or, stopped, ran last."""
-        return self._store.engagement
+        return self._store.hosted
 
     @property
     def is_busy(self) -> bool:
         """Whether this device does something, or keeps something, for the job."""
-        return self._core.phase is not WorkerPhase.IDLE or self.engagement is not None
+        return self._core.phase is not WorkerPhase.IDLE or self.hosted is not None
 
     @property
     def is_over(self) -> bool:
@@ -103,7 +103,7 @@ class WorkerSession:
     @property
     def newest(self) -> Version | None:
         """Of what is kept here, what was computed last."""
-        versions = [holding.version for holding in self._core.holdings]
+        versions = [entry.version for entry in self._core.entries]
         return max(versions, key=lambda version: version.age, default=None)
 
     @property
@@ -180,19 +180,19 @@ class WorkerSession:
         is_of_running = self._core.round_ordered(
             peer, key.generation, step, stay=order.stay, **copies
         )
-        engagement = self.engagement
-        if is_of_running and engagement is not None:
-            if order.keep and engagement.keeps:
+        hosted = self.hosted
+        if is_of_running and hosted is not None:
+            if order.keep and hosted.keeps:
                 self._store.offer(Version(step + 1, key.generation))
-            await engagement.order(order)
+            await hosted.order(order)
 
     def keep(self, peer: str, versions: tuple[Version, ...]) -> None:
         """The holder names the versions that stay: the stable one, then those that are read."""
         self._core.retain(peer, versions)
-        engagement = self.engagement
-        if engagement is not None and versions and peer == self.holder:
+        hosted = self.hosted
+        if hosted is not None and versions and peer == self.holder:
             # a backup peer rebuilds a lost stage from the stable one, however new the others are
-            engagement.log.forget_before(versions[0].step)
+            hosted.log.forget_before(versions[0].step)
 
     def commit(self, peer: str, key: GenerationKey, commit: Commit) -> None:
         """An update counts."""
@@ -242,7 +242,7 @@ class WorkerSession:
         if answer is not None and not answer.done():
             answer.set_result(message)
 
-    # -- taking stock ----------------------------------------------------------------------------
+    # -- state reports ---------------------------------------------------------------------------
 
     def stop_stages(self) -> None:
         """No task of the old generation is left, in no thread, when the rules receive it."""
@@ -250,38 +250,38 @@ class WorkerSession:
         async def stop() -> None:
             await self.replication.stop()
             held = await self._store.rest()
-            self._store.keep(self._core.holdings)
+            self._store.keep(self._core.entries)
             self._core.stopped(held)
 
         self._tasks.spawn(stop(), "stop the stages")
 
-    def drop_state(self, holdings: tuple[StateEntry, ...]) -> None:
+    def drop_state(self, entries: tuple[StateEntry, ...]) -> None:
         """Others may not read it any more either."""
-        self._store.drop(holdings)
+        self._store.drop(entries)
 
     def _look(self, version: Version) -> None:
         """Something of that version does not fit its digests: what it is must not be counted on."""
 
         async def look() -> None:
-            for holding in await self._store.look(version):
-                self._core.damaged(holding)
+            for entry in await self._store.look(version):
+                self._core.damaged(entry)
 
         self._tasks.spawn(look(), f"look through version {version.step}")
 
-    def answer_state(self, request: int, peer: str, holdings: tuple[StateEntry, ...]) -> None:
+    def answer_state(self, request: int, peer: str, entries: tuple[StateEntry, ...]) -> None:
         """With what this device has measured."""
         self.alone_since = None  # this is asked for a holder that resumes
         mesh = self._around.mesh
-        inventory = StateReport(
+        state_report = StateReport(
             mesh.self_id,
             self.generation,
-            holdings,
+            entries,
             linked=self._others & mesh.connected,
-            logged=None if self.engagement is None else self.engagement.logged,
+            logged=None if self.hosted is None else self.hosted.logged,
         )
-        whole = self._around.measures.complete(inventory, self._digest)
+        whole = self._around.measures.complete(state_report, self._digest)
         blob = memoryview(whole.to_bytes())
-        self._give(request, Message(INVENTORY, {}, (blob,)))
+        self._give(request, Message(STATE_REPORT, {}, (blob,)))
 
     def rebuild_stage(self, request: int, what: Rebuild) -> None:
         """From a copy, and what others log."""
@@ -296,24 +296,24 @@ class WorkerSession:
     ) -> None:
         """Each stage knows from its order whether it keeps a copy."""
         self._committed = version
-        engagement = self.engagement
-        assert engagement is not None
-        engagement.log.counts(version.step - 1, coefficient)
+        hosted = self.hosted
+        assert hosted is not None
+        hosted.log.counts(version.step - 1, coefficient)
         if self._core.phase is WorkerPhase.RUNNING:
-            engagement.commit(Commit(0, version.step - 1, coefficient))
+            hosted.commit(Commit(0, version.step - 1, coefficient))
         else:
-            work = self._catch_up(engagement, generation, version, coefficient)
+            work = self._catch_up(hosted, generation, version, coefficient)
             self._tasks.spawn(work, f"apply {version.step}")
 
     async def _catch_up(
         self,
-        engagement: HostedStages,
+        hosted: HostedStages,
         generation: int,
         version: Version,
         coefficient: Coefficient | None,
     ) -> None:
         """An update that counts elsewhere already; nothing else of the stages runs."""
-        outcome = await engagement.apply_ready(version, coefficient)
+        outcome = await hosted.apply_ready(version, coefficient)
         for first, error in outcome.items():
             if error is not None:
                 log.warning("update_failed", step=version.step, why=str(error))
@@ -324,12 +324,12 @@ class WorkerSession:
 
     def _report_progress(self) -> None:
         """What the stages have done since, before the rules decide by it."""
-        engagement = self.engagement
-        if engagement is None or self._core.phase is not WorkerPhase.RUNNING:
+        hosted = self.hosted
+        if hosted is None or self._core.phase is not WorkerPhase.RUNNING:
             return
-        for index, runner in engagement.runners.items():
-            first, live = engagement.assignment.stages[index].first, runner.live
-            generation = engagement.assignment.key.generation
+        for index, executor in hosted.executors.items():
+            first, live = hosted.assignment.stages[index].first, executor.live
+            generation = hosted.assignment.key.generation
             if live.version.computed == generation:
                 self._core.applied(generation, first, live.version, live.coefficient)
             if live.ready is not None and live.ready != self._committed:
@@ -382,14 +382,14 @@ class WorkerSession:
     def start_stages(self, placed: Placement) -> None:
         """Those that were made ready."""
         assert self._making is not None
-        engagement = self._making.take()
+        hosted = self._making.take()
         self._making = None
         self._booking.begun()
         self.alone_since = None
-        self._store.train(engagement)
-        self.replication.begin(engagement)
+        self._store.train(hosted)
+        self.replication.begin(hosted)
         self._committed = None
-        engagement.start(partial(self._around.on_failure, engagement.assignment))
+        hosted.start(partial(self._around.on_failure, hosted.assignment))
         trim_heap()  # and with the old generation what only it had
 
     def copy_stages(self, version: Version) -> None:
@@ -406,8 +406,8 @@ class WorkerSession:
 
     def report_link(self, holder: str, generation: int, peer: str, *, back: bool) -> None:
         """Of what stands, or has been given up."""
-        engagement = self.engagement
-        known = (self._given_up, None if engagement is None else engagement.assignment)
+        hosted = self.hosted
+        known = (self._given_up, None if hosted is None else hosted.assignment)
         for assignment in known:
             if assignment is not None and assignment.key.generation == generation:
                 message = "a link is back" if back else "a link ended"

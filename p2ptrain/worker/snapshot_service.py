@@ -58,11 +58,11 @@ class SnapshotService:
         self._collecting = SnapshotCollector(mesh, job, store, core)
         self._tasks = TaskOwner(self._on_failed)
 
-    def begin(self, engagement: HostedStages) -> None:
+    def begin(self, hosted: HostedStages) -> None:
         """These are the stages from now on."""
         self._collecting.begin()
-        for runner in engagement.runners.values():
-            runner.update.on_kept = partial(self._copied, engagement)
+        for executor in hosted.executors.values():
+            executor.update.on_kept = partial(self._copied, hosted)
 
     def offered(self, peer: str, generation: int, offer: SnapshotOffer) -> None:
         """`peer` has a copy to be kept here."""
@@ -70,10 +70,10 @@ class SnapshotService:
         if self._core.offered(peer, copy):
             self._collecting.collect(peer, copy, offer.nbytes)
 
-    def keeper_is(self, peer: str, generation: int, keeper: BackupAssignment) -> None:
+    def backup_peer_is(self, peer: str, generation: int, backup_peer: BackupAssignment) -> None:
         """Copies of a stage here go to another device from now on."""
-        copy = StageCopy(generation, keeper.first, keeper.end, keeper.version)
-        self._core.keeper_assigned(peer, copy, keeper.keeper)
+        copy = StageCopy(generation, backup_peer.first, backup_peer.end, backup_peer.version)
+        self._core.keeper_assigned(peer, copy, backup_peer.backup_peer)
 
     def copy_stages(self) -> None:
         """Copy them as they are; ask before the first round is ordered."""
@@ -99,36 +99,36 @@ class SnapshotService:
     # -- own stages ------------------------------------------------------------------------------
 
     async def _copy(self) -> None:
-        engagement = self._store.engagement
-        if engagement is not None:
-            await engagement.copy()
+        hosted = self._store.hosted
+        if hosted is not None:
+            await hosted.copy()
 
     def _copied(
-        self, engagement: HostedStages, stage: int, version: Version, why_not: str | None
+        self, hosted: HostedStages, stage: int, version: Version, why_not: str | None
     ) -> None:
         place, generation = (
-            engagement.assignment.stages[stage],
-            engagement.assignment.key.generation,
+            hosted.assignment.stages[stage],
+            hosted.assignment.key.generation,
         )
         if why_not is not None:
             log.warning("no_copy", stage=stage, step=version.step, why=why_not)
             copy = StageCopy(generation, place.first, place.end, version)
             self._core.copy_failed(copy, why_not)
             return
-        holding = StateEntry(place.first, place.end, version, StateKind.KEPT)
-        self._tasks.spawn(self._seal(engagement, stage, holding), f"checksums of stage {stage}")
+        entry = StateEntry(place.first, place.end, version, StateKind.KEPT)
+        self._tasks.spawn(self._seal(hosted, stage, entry), f"checksums of stage {stage}")
 
-    async def _seal(self, engagement: HostedStages, stage: int, holding: StateEntry) -> None:
+    async def _seal(self, hosted: HostedStages, stage: int, entry: StateEntry) -> None:
         """Take the copy's checksums, beside the computing, and let others read it."""
-        place = {"stage": stage, "step": holding.version.step - 1}
+        place = {"stage": stage, "step": entry.version.step - 1}
         await failpoints.reach("replica.copied", device=self._mesh.self_id, **place)
-        copy = engagement.store.of(holding)
+        copy = hosted.store.of(entry)
         if copy is None:
             return
         digests = await run_in_background(partial(digests_of, copy.tensors))
-        if engagement.store.seal(holding, copy, digests):
-            self._store.offer(holding.version)
-            self._core.copied(holding.first, holding.end, holding.version)
+        if hosted.store.seal(entry, copy, digests):
+            self._store.offer(entry.version)
+            self._core.copied(entry.first, entry.end, entry.version)
 
     # -- messages --------------------------------------------------------------------------------
 
@@ -281,9 +281,9 @@ class SnapshotCollector:
 def _known_copies(versions: SnapshotStore, kind: StateKind, first: int, end: int) -> Known:
     """What is here of the same stage at another version need not come again."""
     known: dict[str, tuple[Tensor, Digest]] = {}
-    for holding in versions.holdings():
-        here = versions.of(holding)
-        place = (holding.kind, holding.first, holding.end)
+    for entry in versions.entries():
+        here = versions.of(entry)
+        place = (entry.kind, entry.first, entry.end)
         if here is not None and place == (kind, first, end):
             known |= {
                 name: (tensor, here.digests[name])

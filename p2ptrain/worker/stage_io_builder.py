@@ -114,7 +114,7 @@ class StageIoBuilder:
     def _keeps(self) -> bool:
         """A checkpoint takes one copy of each stage; to go back to a version, all must have it."""
         assignment = self._assignment
-        reads = self._place.keeper(assignment.holder) == self._shell.mesh.self_id
+        reads = self._place.backup_peer(assignment.holder) == self._shell.mesh.self_id
         return reads or assignment.protects
 
     def connect(self, stage: Stage, links: LiveStageSender) -> StageIo:
@@ -139,9 +139,9 @@ class StageIoBuilder:
         holder = SampleDivision.of_holder(self._assignment)
         before = self._divisions[self._index - 1] if self._index else holder
         return StageIo(
-            activations=self._inlet(ACTIVATIONS, self._entering(), before, capacity),
-            targets=self._inlet(TARGETS, self._targets(), holder, capacity),
-            gradients=self._inlet(
+            activations=self._receiver(ACTIVATIONS, self._entering(), before, capacity),
+            targets=self._receiver(TARGETS, self._targets(), holder, capacity),
+            gradients=self._receiver(
                 GRADIENTS, self._leaving(), self._divisions[self._index + 1], capacity
             )
             if self._receives_gradients
@@ -149,7 +149,7 @@ class StageIoBuilder:
             forward=None,
             backward=None,
             reduction=None,
-            spans=self._shell.switchboard.spans,
+            spans=self._shell.router.spans,
         )
 
     def _entering(self) -> StreamContents:
@@ -185,7 +185,7 @@ class StageIoBuilder:
 
         return StreamContents(name, expected, lambda mode: [0] * len(expected(mode, 1)))
 
-    def _inlet(
+    def _receiver(
         self, flow: str, contents: StreamContents, senders: SampleDivision, capacity: int
     ) -> TensorReceiver:
         own, me = self._divisions[self._index], self._shell.mesh.self_id
@@ -195,7 +195,7 @@ class StageIoBuilder:
             return senders.overlaps(micro_batch, size, part) if part is not None else ()
 
         capacity += FED_AHEAD * len(senders.devices)
-        inlet = TensorReceiver(
+        receiver = TensorReceiver(
             contents,
             sources,
             capacity=capacity,
@@ -203,9 +203,9 @@ class StageIoBuilder:
             longest=self._assignment.longest,
             buffer=self._shell.compute.device.host_buffer,
         )
-        line = StreamId(self._assignment.key, self._index, flow)
-        self._shell.switchboard.connect_inlet(line, inlet, senders.devices)
-        return inlet
+        stream = StreamId(self._assignment.key, self._index, flow)
+        self._shell.router.connect_tensors(stream, receiver, senders.devices)
+        return receiver
 
     def _targets(self) -> StreamContents:
         values = self._description.targets
@@ -247,7 +247,7 @@ class StageIoBuilder:
             stage,
             StreamId(self._assignment.key, self._index, TILES),
             self._shell.mesh.self_id,
-            self._shell.switchboard,
+            self._shell.router,
             ahead=2 * deepest + EARLY_PIECES + 2 * FED_AHEAD,
             largest=self._assignment.largest,
         )
@@ -255,10 +255,10 @@ class StageIoBuilder:
     def _reduction(self, stage: Stage) -> AllReduce | None:
         if not self._place.shared or self._assignment.asynchrony is not None:
             return None
-        line = StreamId(self._assignment.key, self._index, FLOW)
-        me, switchboard = self._shell.mesh.self_id, self._shell.switchboard
+        stream = StreamId(self._assignment.key, self._index, FLOW)
+        me, router = self._shell.mesh.self_id, self._shell.router
         host = None if stage.device.is_host else HostGradients(stage)
-        ring = RingAllReduce(self.summed(stage, host), line, self._place.devices, me, switchboard)
+        ring = RingAllReduce(self.summed(stage, host), stream, self._place.devices, me, router)
         return ring if host is None else StagedReduction(ring, host, stage, self._shell.compute)
 
     def summed(self, stage: Stage, host: HostGradients | None = None) -> ReducedTensors:

@@ -345,7 +345,7 @@ class _Run:
         for name, member in self._household.members.items():
             if name not in (*self.outcome.dead, *self.outcome.left):
                 await member.service.slot.idle.wait()
-                if member.service.slot.engagement is not None:
+                if member.service.slot.hosted is not None:
                     self.outcome.left_over.append(f"stages on {name}")
 
     async def _train_here(self, left: str = "") -> None:

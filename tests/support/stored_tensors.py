@@ -27,6 +27,6 @@ def stored(
 
 def discard(store: SnapshotStore, kind: StateKind, but: Collection[Version] = ()) -> None:
     """Forget what is of this kind, except these versions."""
-    for holding in store.holdings():
-        if holding.kind is kind and holding.version not in but:
-            store.discard(holding)
+    for entry in store.entries():
+        if entry.kind is kind and entry.version not in but:
+            store.discard(entry)

@@ -40,14 +40,14 @@ class Feeder:
         self,
         assignment: Assignment,
         target_stages: Sequence[int],
-        switchboard: TensorRouter,
+        router: TensorRouter,
         tiles: StageTileLayout | None = None,
     ) -> None:
         """`tiles`: of the first stage, where it is tiled."""
-        self._inputs = _FeedStream(assignment, 0, ACTIVATIONS, switchboard, tiles)
+        self._inputs = _FeedStream(assignment, 0, ACTIVATIONS, router, tiles)
         self._last = len(assignment.stages) - 1
         self._targets = {
-            stage: _FeedStream(assignment, stage, TARGETS, switchboard) for stage in target_stages
+            stage: _FeedStream(assignment, stage, TARGETS, router) for stage in target_stages
         }
         self.waits_for_data = True
 
@@ -78,17 +78,15 @@ class _FeedStream:
         assignment: Assignment,
         stage: int,
         flow: str,
-        switchboard: TensorRouter,
+        router: TensorRouter,
         tiles: StageTileLayout | None = None,
     ) -> None:
         self._tiles = tiles
         place = assignment.stages[stage]
-        line = StreamId(assignment.key, stage, flow)
+        stream = StreamId(assignment.key, stage, flow)
         lead = assignment.stages[0].warmup + 2 * FED_AHEAD
         self._division = SampleDivision(place)
-        self._pumps = {
-            device: _FeedQueue(line, device, switchboard, lead) for device in place.devices
-        }
+        self._pumps = {device: _FeedQueue(stream, device, router, lead) for device in place.devices}
 
     @property
     def pumps(self) -> Sequence[_FeedQueue]:
@@ -123,15 +121,15 @@ class _FeedStream:
 class _FeedQueue:
     """One bounded queue of pieces to one device."""
 
-    def __init__(self, line: StreamId, device: str, switchboard: TensorRouter, lead: int) -> None:
-        self._line = line
+    def __init__(self, stream: StreamId, device: str, router: TensorRouter, lead: int) -> None:
+        self._stream = stream
         self._device = device
-        self._switchboard = switchboard
+        self._router = router
         self._credits = Credits(FED_AHEAD)
         self._queue: asyncio.Queue[tuple[MicroBatchSlice, Sequence[Tensor]] | None] = asyncio.Queue(
             lead
         )
-        switchboard.connect_credits(line, self._credits, device)
+        router.connect_credits(stream, self._credits, device)
 
     async def put(self, piece: MicroBatchSlice, values: Sequence[Tensor]) -> None:
         await self._queue.put((piece, values))
@@ -143,8 +141,8 @@ class _FeedQueue:
         while (item := await self._queue.get()) is not None:
             piece, values = item
             await self._credits.acquire()
-            await self._switchboard.send_values(
-                self._device, self._line, piece, values, PartKind.INPUT
+            await self._router.send_values(
+                self._device, self._stream, piece, values, PartKind.INPUT
             )
 
 
@@ -166,7 +164,7 @@ class ReplayFeed:
     def __init__(
         self,
         mesh: Mesh,
-        switchboard: TensorRouter,
+        router: TensorRouter,
         job: str,
         load: Callable[[], MicroBatchLoader],
         devices: Callable[[], Collection[str]],
@@ -174,7 +172,7 @@ class ReplayFeed:
         is_private: bool,
     ) -> None:
         self._mesh = mesh
-        self._switchboard = switchboard
+        self._router = router
         self._job = job
         self._load = load
         self._devices = devices
@@ -187,7 +185,7 @@ class ReplayFeed:
 
     async def _send(self, peer: str, message: Message) -> Message:
         wanted = ResendSamples.read(message.fields)
-        if wanted.line.key.job != self._job:
+        if wanted.stream.key.job != self._job:
             raise PeerError("this device holds the data of another job")
         if peer not in self._devices() or (self._is_private and peer != self._mesh.self_id):
             raise PeerError("samples of this job are not for that device")
@@ -195,9 +193,9 @@ class ReplayFeed:
             async for loaded in pieces:
                 feed = loaded.feed
                 values = feed.inputs
-                if wanted.line.flow == TARGETS:
+                if wanted.stream.flow == TARGETS:
                     values = [*feed.targets, *(feed.weight_behind(0) if wanted.weighed else ())]
-                await self._switchboard.send_values(
-                    peer, wanted.line, feed.piece, values, PartKind.INPUT
+                await self._router.send_values(
+                    peer, wanted.stream, feed.piece, values, PartKind.INPUT
                 )
         return Message(FEED_SEND)

@@ -77,12 +77,12 @@ class DeviceFindings:
     """What a request has found out about devices, by id; filled while it is answered.
 
     Attributes:
-        stock: newest inventories.
+        state_reports: the newest, by device.
         silent: who gave none, and why.
         unable: who could not be made ready, and why.
     """
 
-    stock: dict[str, StateReport] = field(default_factory=dict)
+    state_reports: dict[str, StateReport] = field(default_factory=dict)
     silent: dict[str, str] = field(default_factory=dict)
     unable: dict[str, str] = field(default_factory=dict)
 
@@ -94,13 +94,13 @@ class PlanStep:
         self,
         mesh: Mesh,
         request: ReconfigureRequest,
-        surveyor: ClusterProfiler,
+        profiler: ClusterProfiler,
         planner: Planner,
         heard: DeviceFindings,
     ) -> None:
         self._mesh = mesh
         self._request = request
-        self._surveyor = surveyor
+        self._profiler = profiler
         self._planner = planner
         self._findings = heard
         self._trouble: tuple[str, str] | None = None  # whose plan could not be made ready, and why
@@ -138,7 +138,7 @@ class PlanStep:
         names = {device: candidate.name for device, candidate in made.candidates.items()}
         kinds = {device: candidate.compute for device, candidate in made.candidates.items()}
         stages = placed_stages(made.plan, {name: device for device, name in names.items()}, kinds)
-        links = self._surveyor.links(names)
+        links = self._profiler.links(names)
         planning, holder = self._request.planning, self._request.ask.holder
         return plan_backups(planning, made.plan, stages, made.candidates, links, holder)
 
@@ -184,7 +184,7 @@ class PlanStep:
         said = {d: self._as_reported(d) for d in sorted(devices) if self._is_known(d)}
         if holder not in said:
             asked = request.planning, holder, {holder: self._name(holder)}, count
-            found = (await self._surveyor.profile(*asked))[holder]
+            found = (await self._profiler.profile(*asked))[holder]
             said |= {holder: found} if isinstance(found, MeasuredDevice) else {}
         if said.keys() != devices:
             return {}
@@ -226,7 +226,7 @@ class PlanStep:
     def _household(self, candidates: Mapping[str, MeasuredDevice]) -> MeasuredCluster:
         ask = self._request.ask
         return MeasuredCluster.of(
-            candidates.values(), self._surveyor.links, self._name(ask.holder), ask.without
+            candidates.values(), self._profiler.links, self._name(ask.holder), ask.without
         )
 
     async def _found(self, make: MakePlan, household: MeasuredCluster) -> tuple[Plan, str]:
@@ -285,7 +285,7 @@ class PlanStep:
         known: dict[str, MeasuredDevice] = {}
         reason, holder = self._request.ask.reason, self._request.ask.holder
         start = reason is ReconfigureReason.START
-        giving = self._request.ask.without & self._findings.stock.keys()
+        giving = self._request.ask.without & self._findings.state_reports.keys()
         devices = sorted(((make.devices - self._findings.unable.keys()) | giving) - later.keys())
         for device in devices:
             if not start and self._is_known(device):
@@ -295,9 +295,9 @@ class PlanStep:
             new = {d: name for d, name in new.items() if d == holder}  # no plan is without it
         if start:
             with timed(log, "links_measured"):
-                await self._surveyor.measure_links(devices)
+                await self._profiler.measure_links(devices)
         with timed(log, "profiled"):
-            found = await self._surveyor.profile(self._request.planning, holder, new, len(devices))
+            found = await self._profiler.profile(self._request.planning, holder, new, len(devices))
         left_out = [answer for answer in found.values() if isinstance(answer, LeftOut)]
         left_out += [LeftOut(name, "it came while training stood still") for name in later.values()]
         for out in left_out:
@@ -316,12 +316,12 @@ class PlanStep:
         return limited, tuple(left_out)
 
     def _is_known(self, device: str) -> bool:
-        stock, request = self._findings.stock[device], self._request
-        return is_profiled(stock, request.planning, request.ask.holder)
+        state_report, request = self._findings.state_reports[device], self._request
+        return is_profiled(state_report, request.planning, request.ask.holder)
 
     def _as_reported(self, device: str) -> MeasuredDevice:
         """A device by its state report for this request."""
-        return MeasuredDevice.of(device, self._name(device), self._findings.stock[device])
+        return MeasuredDevice.of(device, self._name(device), self._findings.state_reports[device])
 
     def _left_out(self, make: MakePlan) -> list[LeftOut]:
         reasons = {

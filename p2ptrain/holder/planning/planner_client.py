@@ -21,7 +21,7 @@ from p2ptrain.errors import Error, LinkClosed, NotCoordinator, PeerError, PlanEr
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import cancel_remote_work, read_beside
-from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, PLAN, PLAN_END, WORKS
+from p2ptrain.messages.kinds import PLAN, PLAN_END, REPLAN, REPLAN_END, WORKS
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited, part_of
 from p2ptrain.plan.types.plan import Plan
@@ -65,12 +65,12 @@ class Planner:
     def __init__(
         self,
         mesh: Mesh,
-        surveyor: ClusterProfiler,
+        profiler: ClusterProfiler,
         pass_over: Callable[[str, str], None],
         patience: Patience = HOME.patience,
     ) -> None:
         self._mesh = mesh
-        self._surveyor = surveyor
+        self._profiler = profiler
         self._pass_over = pass_over
         self._core = planner_core.PlannerCore(mesh.self_id, patience)
         self.question: PlanQuestion | None = None
@@ -111,9 +111,9 @@ class Planner:
             PeerError: the holder does not say what it has.
             TimeoutError: it is still looked for.
         """
-        look = ReplanEvaluation(self._mesh, request, self._surveyor, search)
+        look = ReplanEvaluation(self._mesh, request, self._profiler, search)
         asked = _PlannerQuestion(
-            Message(CONSIDER, {}, (memoryview(request.to_bytes()),)),
+            Message(REPLAN, {}, (memoryview(request.to_bytes()),)),
             ReplanReply.from_bytes,
             look.answer,
             limit_seconds,
@@ -133,7 +133,7 @@ class Planner:
         """What is looked for is not wanted any more."""
         device = self.coordinator
         if device is not None:
-            await cancel_remote_work(self._mesh, device, Message(CONSIDER_END, {"job": job}))
+            await cancel_remote_work(self._mesh, device, Message(REPLAN_END, {"job": job}))
 
     def was_useless(self, device: str, why: str) -> None:
         """No device could use that device's plan, and all could use one made here."""

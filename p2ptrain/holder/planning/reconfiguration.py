@@ -29,7 +29,7 @@ from p2ptrain.messages.assign import Fetches, assignment_of, assignment_on_one, 
 from p2ptrain.messages.assignment import FIRST, Assignment
 from p2ptrain.messages.calls import Hangs, call_while_it_works, read_part
 from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRequest
-from p2ptrain.messages.kinds import INVENTORY, PREPARE
+from p2ptrain.messages.kinds import PREPARE, STATE_REPORT
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
 from p2ptrain.net.message import Message
@@ -68,7 +68,7 @@ class Reconfiguration:
         self,
         mesh: Mesh,
         request: ReconfigureRequest,
-        surveyor: ClusterProfiler,
+        profiler: ClusterProfiler,
         planner: Planner,
         hangs: Callable[[Hangs], None],
         settings: RecoverySettings,
@@ -77,10 +77,10 @@ class Reconfiguration:
         self._mesh = mesh
         self._request = request
         self._limits, self._less = settings.work_limits, settings.less_memory_share
-        self._surveyor = surveyor
+        self._profiler = profiler
         self._hangs = hangs
         self._findings = DeviceFindings()
-        self._planning = PlanStep(mesh, request, surveyor, planner, self._findings)
+        self._planning = PlanStep(mesh, request, profiler, planner, self._findings)
         members = mesh.members.values()
         self._alive = frozenset(m.id for m in members if m.state is MemberState.ALIVE)
         gathers = request.recovery is ReplanMethod.HEAVY and request.in_force is not None
@@ -147,7 +147,7 @@ class Reconfiguration:
     def _name(self, device: str) -> str:
         return display_name(self._mesh, device)
 
-    # -- stock -----------------------------------------------------------------------------------
+    # -- state reports ---------------------------------------------------------------------------
 
     def ask_state(
         self,
@@ -175,26 +175,26 @@ class Reconfiguration:
             reply = await call_while_it_works(
                 self._mesh,
                 device,
-                Message(INVENTORY, request.fields()),
+                Message(STATE_REPORT, request.fields()),
                 timeout_seconds=REBUILD_SECONDS,
                 reply_parts=limited(StateReport.LIMIT.most_bytes),
                 limits=self._limits,
             )
-            inventory = await read_part(StateReport, reply)
+            state_report = await read_part(StateReport, reply)
         except (Error, TimeoutError) as error:
             reason = str(error) or "it did not answer in time"
             if isinstance(error, LinkClosed):
                 reason = f"no link to {self._name(self._mesh.self_id)}"
-            log.info("no_inventory", device=self._name(device), why=reason)
+            log.info("no_state_report", device=self._name(device), why=reason)
             self._findings.silent[device] = reason
             if isinstance(error, Hangs):
                 self._is_hanging(error)
             self._core.no_report(generation, device)
             return
         self._findings.silent.pop(device, None)
-        self._findings.stock[device] = replace(inventory, device=device)
-        self._surveyor.learn(device, inventory.speeds)
-        self._core.state_reported(generation, self._findings.stock[device])
+        self._findings.state_reports[device] = replace(state_report, device=device)
+        self._profiler.learn(device, state_report.speeds)
+        self._core.state_reported(generation, self._findings.state_reports[device])
 
     # -- plan ------------------------------------------------------------------------------------
 
@@ -360,7 +360,7 @@ _GENERATION = 1
 async def plan_only(
     mesh: Mesh,
     planning: JobPlanRequest,
-    surveyor: ClusterProfiler,
+    profiler: ClusterProfiler,
     given: Plan | None,
     options: TrainOptions,
     units: int,
@@ -377,7 +377,7 @@ async def plan_only(
     ask = GenerationRequest(1, _GENERATION, reason, units, me, alive, past)
     request = ReconfigureRequest(planning, ask, None, options.recovery, given=given)
     step = PlanStep(
-        mesh, request, surveyor, Planner(mesh, surveyor, lambda *_: None), DeviceFindings()
+        mesh, request, profiler, Planner(mesh, profiler, lambda *_: None), DeviceFindings()
     )
     choice = VersionChoice(version, (), 0, "nothing is trained")
     made = await step.plan(MakePlan(_GENERATION, choice, alive, {}, {}))
@@ -385,7 +385,7 @@ async def plan_only(
     kinds = {device: candidate.compute for device, candidate in made.candidates.items()}
     placed = Placement(_GENERATION, me, version, FIRST, placed_stages(made.plan, ids, kinds))
     reply = plan_reply(planning, made, placed, choice)
-    await run_in_background(partial(_write, planning, made, reply, surveyor, mesh.name, options))
+    await run_in_background(partial(_write, planning, made, reply, profiler, mesh.name, options))
     return reply
 
 
@@ -393,11 +393,11 @@ def _write(
     planning: JobPlanRequest,
     made: PlannedAttempt,
     reply: ReconfigureReply,
-    surveyor: ClusterProfiler,
+    profiler: ClusterProfiler,
     holder: str,
     options: TrainOptions,
 ) -> None:
-    profile, cluster = _measured(planning, made, surveyor, holder)
+    profile, cluster = _measured(planning, made, profiler, holder)
     for path, content in (
         (options.write_profile, profile.to_json()),
         (options.write_cluster, cluster.to_json()),
@@ -408,9 +408,9 @@ def _write(
 
 
 def _measured(
-    planning: JobPlanRequest, made: PlannedAttempt, surveyor: ClusterProfiler, holder: str
+    planning: JobPlanRequest, made: PlannedAttempt, profiler: ClusterProfiler, holder: str
 ) -> tuple[Profile, Cluster]:
-    household = MeasuredCluster.of(made.candidates.values(), surveyor.links, holder, frozenset())
+    household = MeasuredCluster.of(made.candidates.values(), profiler.links, holder, frozenset())
     profile, cluster = planner_question(planning, household)
     devices = tuple(sorted(cluster.devices, key=lambda one: one.name))
     unmeasured = ClusterLink(ASSUMED.bytes_per_s, ASSUMED.latency_s)

@@ -117,10 +117,10 @@ class HolderGeneration:
         self.evaluated_ahead = 2 * len(assignment.stages) + 8
         places = enumerate(assignment.stages)
         self.tracker = RoundTracker([(index, d) for index, place in places for d in place.devices])
-        self._switchboard = switchboard = device.switchboard
+        self._router = router = device.router
         tiles = tiles_of(description, assignment.stages[0])
         targets = _target_stages(assignment, description)
-        self.feeder = Feeder(assignment, targets, switchboard, tiles)
+        self.feeder = Feeder(assignment, targets, router, tiles)
         self._description = description
         self._mesh = mesh = device.mesh
         self._states = device.states
@@ -130,7 +130,7 @@ class HolderGeneration:
         self._is_held_up = is_held_up
         self._norms: NormGatherer | None = None
         self._coefficients: Mailbox[int, Coefficient] = Mailbox("coefficient of round", 1)
-        self._outputs = self._connect_outputs(switchboard)
+        self._outputs = self._connect_outputs(router)
         self._free_bytes: dict[str, int] = {}
         self._has_begun = False
         self.draining = asyncio.Event()
@@ -257,11 +257,11 @@ class HolderGeneration:
 
         async def fetch(index: int) -> None:
             place = self.assignment.stages[index]
-            keeper = place.keeper(self.assignment.holder)
-            if keeper == self._mesh.self_id:
+            backup_peer = place.backup_peer(self.assignment.holder)
+            if backup_peer == self._mesh.self_id:
                 parts[index] = await self._states.local(job, source, place.first, place.end)
                 return
-            request = TransferRequest(keeper, job, source, place.first, place.end)
+            request = TransferRequest(backup_peer, job, source, place.first, place.end)
             parts[index] = await self._read(request)
             await self.reach("checkpoint.gather.between")
 
@@ -279,11 +279,11 @@ class HolderGeneration:
         """
         job = self.assignment.key.job
         for place in reversed(self.assignment.stages):
-            keeper, units = place.keeper(self.assignment.holder), (place.first, place.end)
-            if keeper == self._mesh.self_id:
+            backup_peer, units = place.backup_peer(self.assignment.holder), (place.first, place.end)
+            if backup_peer == self._mesh.self_id:
                 load(dict(await self._states.here(job, source, *units)))
             else:
-                request = TransferRequest(keeper, job, source, *units)
+                request = TransferRequest(backup_peer, job, source, *units)
                 load(await self._read(request))
             await self.reach("home.between")
 
@@ -368,7 +368,7 @@ class HolderGeneration:
         """Listen no more."""
         for kind in (DONE, FAILED, NORMS):
             self._mesh.unroute(kind)
-        self._switchboard.disconnect(self.assignment.key)
+        self._router.disconnect(self.assignment.key)
 
     def short_here(self) -> StageOutOfMemory:
         """This device has no memory for what it loads, or for what comes back."""
@@ -459,7 +459,7 @@ class HolderGeneration:
 
     # -- helpers ---------------------------------------------------------------------------------
 
-    def _connect_outputs(self, switchboard: TensorRouter) -> TensorReceiver:
+    def _connect_outputs(self, router: TensorRouter) -> TensorReceiver:
         stages = self.assignment.stages
         whole = contents_at_cut(self._description, stages[-1].end, "outputs")
         contents = StreamContents(  # the loss, their first, travels in the report
@@ -467,16 +467,16 @@ class HolderGeneration:
             lambda mode, *sizes: whole.expected(mode, *sizes)[1:],
             lambda mode: whole.dimensions(mode)[1:],
         )
-        inlet = TensorReceiver(
+        receiver = TensorReceiver(
             contents,
             SampleDivision(stages[-1]).slices,
             capacity=self.evaluated_ahead,
             largest=self.assignment.largest,
             longest=self.assignment.longest,
         )
-        line = StreamId(self.assignment.key, len(stages), "outputs")
-        switchboard.connect_inlet(line, inlet, stages[-1].devices)
-        return inlet
+        stream = StreamId(self.assignment.key, len(stages), "outputs")
+        router.connect_tensors(stream, receiver, stages[-1].devices)
+        return receiver
 
     def name(self, device: str) -> str:
         """A device's name."""

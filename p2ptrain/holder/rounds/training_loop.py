@@ -76,7 +76,7 @@ class TrainingLoop:
         start: updates applied to the state that the generation begins with.
         evaluated: evaluations up to this step are left out.
         reports: receives what counts, perhaps again after a generation that has ended.
-        elastic: receives the times of rounds.
+        replan_watcher: receives the times of rounds.
         copies: says which versions are kept to go back to.
         counts: is called with the updates that count, once each does.
         callbacks: are waited for: an update counts once they have seen the one before.
@@ -96,7 +96,7 @@ class TrainingLoop:
         generation: HolderGeneration,
         checkpointer: Checkpointer | None,
         reports: JobReports,
-        elastic: ReplanWatcher,
+        replan_watcher: ReplanWatcher,
         copies: SnapshotManager,
         counts: Callable[[int], None],
         callbacks: CallbackRunner,
@@ -114,7 +114,7 @@ class TrainingLoop:
         self._generation = generation
         self._checkpointer = checkpointer
         self._reports = reports
-        self._elastic = elastic
+        self._replan_watcher = replan_watcher
         self._copies = copies
         self._counts = counts
         self._callbacks, self._weights = callbacks, weights
@@ -226,7 +226,7 @@ class TrainingLoop:
         await pause.wait(self._generation.draining)
         self._stepped_at = None
         self._reports.pause_over(pause.began_at)
-        self._elastic.pause_over()
+        self._replan_watcher.pause_over()
         self._copies.pause_over()
 
     def round_of(self, step: int) -> Round | None:
@@ -399,7 +399,7 @@ class TrainingLoop:
     def _round_over(self, step: int, reports: Mapping[Seat, RoundReport]) -> None:
         busy = {seat: report.busy for seat, report in reports.items()}
         self._watch_data(max((span.wall for span in busy.values()), default=0.0))
-        self._elastic.busy(busy, copying=self._copies.have_travelled)
+        self._replan_watcher.busy(busy, copying=self._copies.have_travelled)
         self._take_checkpoint(step)
 
     async def _warn_of_outdated(self, step: int, *, is_last: bool) -> None:
@@ -450,7 +450,7 @@ class TrainingLoop:
         evaluation.check_metric(shape.step, found)
         await self._note_measured(shape.step, found.get(self._prepared.job.scheduler_metric))
         self._reports.evaluation(shape.step, found)
-        self._elastic.pause_over()
+        self._replan_watcher.pause_over()
         for failure in evaluation.failures:
             self._reports.warn(failure)
         if self._checkpointer is not None:

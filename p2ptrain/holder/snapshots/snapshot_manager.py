@@ -201,7 +201,7 @@ class SnapshotManager:
                     log.info("version_stable", step=version.step, computed=version.computed)
                     self._on_stable(version)
                 case TryBackupPeer():
-                    self._tasks.spawn(self._try_keeper(result), "another keeper")
+                    self._tasks.spawn(self._try_backup_peer(result), "another backup peer")
                 case SnapshotAbandoned():
                     self._end_one(whole=False)
                     self._report_abandoned(result)
@@ -226,11 +226,13 @@ class SnapshotManager:
 
     # -- messages to devices -----------------------------------------------------------------------
 
-    async def _try_keeper(self, what: TryBackupPeer) -> None:
-        keeper = BackupAssignment(what.version, what.first, what.end, what.keeper)
+    async def _try_backup_peer(self, what: TryBackupPeer) -> None:
+        backup_peer = BackupAssignment(what.version, what.first, what.end, what.backup_peer)
         key = GenerationKey(self._job, what.generation)
-        log.info("another_keeper", first=what.first, keeper=self._name(what.keeper))
-        await self._send(what.owner, Message(REPLICA_KEEPER, {**key.fields(), **keeper.fields()}))
+        log.info("another_keeper", first=what.first, backup_peer=self._name(what.backup_peer))
+        await self._send(
+            what.owner, Message(REPLICA_KEEPER, {**key.fields(), **backup_peer.fields()})
+        )
 
     async def _notify_all(self, members: list[str], message: Message) -> None:
         await failpoints.reach("versions.keep.between", device=self._mesh.self_id)

@@ -72,11 +72,11 @@ class JobStart:
         folder: StateFolder | None,
         options: TrainOptions,
         emit: Callable[[Event], None],
-        surveyor: ClusterProfiler,
+        profiler: ClusterProfiler,
         answer_seconds: float,
     ) -> None:
         self._mesh = mesh
-        self._surveyor = surveyor
+        self._profiler = profiler
         self._answer_seconds = answer_seconds
         self._folder = folder
         self._options = options
@@ -196,7 +196,7 @@ class JobStart:
             me, members = self._mesh.self_id, self._mesh.members.values()  # this one exports still
             alive = (m for m in members if m.state is MemberState.ALIVE and m.id != me)
             here = sorted(m.id for m in alive if not m.rests)
-            await self._surveyor.measure_links(here)
+            await self._profiler.measure_links(here)
 
     def _others(self, found: JournalEntry) -> frozenset[str]:
         placed = found.noted.placed

@@ -222,7 +222,7 @@ def _prepared(
         batches=opened.batches,
         evaluation=None if evaluation is None else evaluation.batches,
         data_samples=opened.count,
-        least_piece=least,
+        min_micro_batch=least,
         sharing=sharing,
         input_bytes=_bytes_per_sample(captured.entering(example[0], "train")),
         target_bytes=_bytes_per_sample(captured.targets(example)),

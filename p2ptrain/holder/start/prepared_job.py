@@ -49,7 +49,7 @@ class PreparedJob:
     """A job, captured and checked.
 
     Attributes:
-        least_piece: fewest samples of a micro-batch that are measured, or that the planner chooses.
+        min_micro_batch: fewest samples that are measured, or that the planner chooses.
         sharing: how stages may be shared among devices.
         input_bytes, target_bytes: per sample, as the holder sends them.
         state: initial tensors by `model:` and `optimizer:` names.
@@ -78,7 +78,7 @@ class PreparedJob:
     batches: BatchSource
     evaluation: EvaluationSource | None
     data_samples: int
-    least_piece: int
+    min_micro_batch: int
     sharing: SharingLimits
     input_bytes: int
     target_bytes: int
@@ -159,7 +159,7 @@ class PreparedJob:
             optimizer_state_ratio=self.optimizer_state_ratio,
             batch_size=job.batch_size,
             micro_batch=job.fixed_micro_batch,
-            least_piece=self.least_piece,
+            min_micro_batch=self.min_micro_batch,
             planner=options.planner,
             private_first=private[0],
             private_last=private[1],
@@ -206,7 +206,7 @@ class PreparedJob:
             longest: lengths that the plan is made for.
         """
         data = self.captured, self.batches, self.evaluation
-        return MicroBatchLoader(*data, self.count, slices, self.least_piece, longest)
+        return MicroBatchLoader(*data, self.count, slices, self.min_micro_batch, longest)
 
     def close(self) -> None:
         """Nothing of the data is read any more."""

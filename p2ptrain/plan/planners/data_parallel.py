@@ -131,7 +131,7 @@ def judge_dp(question: Question) -> Judged | None:
 
 def _few_for_each(question: Question) -> Iterator[Draft]:
     """Every device takes a few whole micro-batches, with as little left over as can be."""
-    least, count = question.least_piece, len(question.devices)
+    least, count = question.min_micro_batch, len(question.devices)
     if least is None or count == 1 or Allocation.MICRO_BATCHES not in question.allocations:
         return
     batch_size = question.splits[0].batch_size

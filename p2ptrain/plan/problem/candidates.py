@@ -40,12 +40,13 @@ def candidate_splits(cost: CostModel, request: PlanRequest) -> list[BatchSplit]:
         return [BatchSplit(window * batch_size, batch_size)]
     if request.micro_batch is not None:
         return [BatchSplit(batch_size, min(request.micro_batch, batch_size)).checked()]
-    wanted = [request.least_piece, *_measured(cost, batch_size), *_common(batch_size)]
+    wanted = [request.min_micro_batch, *_measured(cost, batch_size), *_common(batch_size)]
     splits = [BatchSplit(batch_size, min(size, batch_size)) for size in dict.fromkeys(wanted)]
     usable = [
         split
         for split in splits
-        if _min_samples(split) >= request.least_piece and split.micro_batches <= MAX_MICRO_BATCHES
+        if _min_samples(split) >= request.min_micro_batch
+        and split.micro_batches <= MAX_MICRO_BATCHES
     ]
     chosen = usable[:MAX_SIZES] or [BatchSplit(batch_size, batch_size)]
     return sorted(chosen, key=lambda split: split.micro_batch)
@@ -63,7 +64,7 @@ def even_window(split: BatchSplit, replicas: Sequence[int]) -> BatchSplit:
     return BatchSplit(window * size, size) if window <= MAX_WINDOW else split
 
 
-def neighbouring_splits(split: BatchSplit, least_piece: int) -> list[BatchSplit]:
+def neighbouring_splits(split: BatchSplit, min_micro_batch: int) -> list[BatchSplit]:
     """A little smaller and larger, nearest first: by samples, and by how many there are.
 
     Of a number of micro-batches the least size, all alike, and the largest, with the least rest.
@@ -75,7 +76,7 @@ def neighbouring_splits(split: BatchSplit, least_piece: int) -> list[BatchSplit]
     sizes += [-(-batch_size // (other - 1)) - 1 for other in (count, *counts) if other > 1]
     usable = [size for size in dict.fromkeys(sizes) if 1 <= size <= batch_size]
     splits = [BatchSplit(batch_size, size) for size in usable]
-    return [other for other in splits if _min_samples(other) >= least_piece and other != split]
+    return [other for other in splits if _min_samples(other) >= min_micro_batch and other != split]
 
 
 def _min_samples(split: BatchSplit) -> int:

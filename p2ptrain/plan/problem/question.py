@@ -29,7 +29,7 @@ class Question:
         allocations: how these may divide its work.
         effort: part of the usual search budget that may be spent.
         schedule: how backwards may be scheduled.
-        least_piece: fewest samples of a micro-batch, the ragged last one included, where sizes
+        min_micro_batch: fewest samples of a micro-batch, the ragged last one included, where sizes
             beyond `splits` may be chosen; None = they may not.
     """
 
@@ -42,7 +42,7 @@ class Question:
     groups: bool = True
     allocations: frozenset[Allocation] = EVERY_ALLOCATION
     effort: float = 1.0
-    least_piece: int | None = None
+    min_micro_batch: int | None = None
     schedule: Schedule = Schedule.ONE_F_ONE_B
 
     @property

@@ -147,9 +147,9 @@ class _Annealing:
         return self._structured(draft)
 
     def _sized(self, draft: Draft) -> Draft | None:
-        if self.question.least_piece is None:
+        if self.question.min_micro_batch is None:
             return None
-        split = self._one(neighbouring_splits(draft.split, self.question.least_piece))
+        split = self._one(neighbouring_splits(draft.split, self.question.min_micro_batch))
         return None if split is None else self._one(self.drafter.resized(draft, split))
 
     def _shared(self, draft: Draft) -> Draft | None:

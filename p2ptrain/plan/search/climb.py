@@ -44,12 +44,12 @@ def climb_fine(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int
     return best
 
 
-def climb_sizes(judge: Judge, drafter: Drafter, start: Judged, least_piece: int) -> Judged:
+def climb_sizes(judge: Judge, drafter: Drafter, start: Judged, min_micro_batch: int) -> Judged:
     """`start` with other micro-batch sizes, as long as one is better after its own climb."""
     best, tried = start, {start.draft.split}
     while not judge.exhausted:
         before = best
-        for split in neighbouring_splits(best.draft.split, least_piece):
+        for split in neighbouring_splits(best.draft.split, min_micro_batch):
             if split in tried or judge.exhausted:
                 continue
             tried.add(split)

@@ -78,9 +78,9 @@ class PipelineSearch:
                 best = climbed
         if best is None:
             return None
-        if self.question.least_piece is None or self._size > MAX_RESIZED:
+        if self.question.min_micro_batch is None or self._size > MAX_RESIZED:
             return best
-        return climb_sizes(self.judge, self.drafter, best, self.question.least_piece)
+        return climb_sizes(self.judge, self.drafter, best, self.question.min_micro_batch)
 
     def _budget_tasks(self) -> int:
         least = MIN_TASKS if self.judge.cost.unit_count <= MANY_UNITS else MANY_UNITS_TASKS

@@ -105,9 +105,9 @@ def _searched(
 def _climbed(question: Question, judge: Judge, start: Judged) -> Judged:
     drafter = Drafter(question, judge)
     climbed = climb_fine(judge, drafter, start, judge.budget_tasks // 2)
-    if question.least_piece is None:
+    if question.min_micro_batch is None:
         return climbed
-    return climb_sizes(judge, drafter, climbed, question.least_piece)
+    return climb_sizes(judge, drafter, climbed, question.min_micro_batch)
 
 
 def _exact(judge: Judge, drafts: list[Draft]) -> Judged | None:

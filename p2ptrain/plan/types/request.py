@@ -44,7 +44,7 @@ class PlanRequest:
         micro_batch: fixed size; None = the planner chooses.
         planner: a name in `planners.PLANNERS`.
         private: the holder, and only it, has the first and the last stage.
-        least_piece: fewest samples of a micro-batch that the planner may choose, the ragged last
+        min_micro_batch: fewest samples that the planner may choose for one, the ragged last
             one included: some layers cannot train on a single sample.
         only: names of the devices a plan may use; None = all. The holder feeds in any case.
         required: names of devices that must have a part.
@@ -77,7 +77,7 @@ class PlanRequest:
     micro_batch: int | None = None
     planner: str = "auto"
     private: bool = False
-    least_piece: int = 1
+    min_micro_batch: int = 1
     only: frozenset[str] | None = None
     required: frozenset[str] = frozenset()
     caps: Mapping[str, float] = field(default_factory=dict)

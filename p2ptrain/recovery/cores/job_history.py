@@ -58,7 +58,7 @@ class JobHistory:
         )
 
     def past(self, there: DeviceLiveness, *, clips: bool, asynchronous: bool = False) -> KnownPast:
-        """What counts beside the inventories."""
+        """What counts beside the state reports."""
         return KnownPast(
             self.lineage,
             self.reported,

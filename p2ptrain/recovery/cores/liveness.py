@@ -112,7 +112,7 @@ class FailureGracePeriod:
         self._broken: dict[Pair, float] = {}  # links, and until when to wait for each
         self._unexplained: tuple[str, float] | None = None  # what broke off, and until when
         self._fruitless = 0
-        self._standstills = 0
+        self._stalls = 0
 
     @property
     def due(self) -> float:
@@ -146,8 +146,8 @@ class FailureGracePeriod:
 
     def stood_still(self, devices: Collection[str]) -> None:
         """Nothing moved anywhere, and these devices were not done."""
-        self._standstills += 1
-        if self._standstills > 1:
+        self._stalls += 1
+        if self._stalls > 1:
             self.without.update(set(devices) - {self._holder})
 
     def over(self) -> str | None:
@@ -161,7 +161,7 @@ class FailureGracePeriod:
 
     def progress(self) -> None:
         """A new step was made."""
-        self._fruitless = self._standstills = 0
+        self._fruitless = self._stalls = 0
 
 
 def fully_linked(

@@ -163,20 +163,20 @@ class ChangeCore:
             self._reports.pop(device, None)
             self._came(device)
 
-    def _believed(self, inventory: StateReport) -> StateReport:
+    def _believed(self, state_report: StateReport) -> StateReport:
         """Without what that device cannot have: others' updates, or more than were made."""
         ask, past = self._ask, self._ask.past
         placed = () if ask.present is None else ask.present.places()
-        had_part = inventory.device in {ask.holder, *past.took_part, *placed}
+        had_part = state_report.device in {ask.holder, *past.took_part, *placed}
         most = past.most_step
 
-        def can_be(holding: StateEntry) -> bool:
-            if most is not None and holding.version.step > most:
+        def can_be(entry: StateEntry) -> bool:
+            if most is not None and entry.version.step > most:
                 return False
-            return had_part or holding.kind not in _OF_A_PART
+            return had_part or entry.kind not in _OF_A_PART
 
         return dataclasses.replace(
-            inventory, holdings=tuple(one for one in inventory.holdings if can_be(one))
+            state_report, entries=tuple(one for one in state_report.entries if can_be(one))
         )
 
     def gone(self, device: str) -> None:
@@ -193,7 +193,7 @@ class ChangeCore:
         else:
             self._came(device)
 
-    # -- stock -----------------------------------------------------------------------------
+    # -- state reports ---------------------------------------------------------------------
 
     def _ask_state(self) -> None:
         self._reports.clear()
@@ -237,14 +237,14 @@ class ChangeCore:
         if holder not in self._reports:
             self._refuse("the device with the data does not answer", again=True)
             return
-        links = {device: inventory.linked for device, inventory in self._reports.items()}
+        links = {device: state_report.linked for device, state_report in self._reports.items()}
         together, left_out = fully_linked(self._reports, links, holder)
-        stock = {device: self._reports[device] for device in sorted(together)}
+        state_reports = {device: self._reports[device] for device in sorted(together)}
         past = self._ask.past
         # a device that only the holder sees may have what is missing
-        unheard = (self._ask.alive - stock.keys()) | set(left_out)
+        unheard = (self._ask.alive - state_reports.keys()) | set(left_out)
         past = dataclasses.replace(past, silent=past.silent | unheard)
-        found = self._chosen(stock, past)
+        found = self._chosen(state_reports, past)
         match found:
             case RollForward(devices) if self._rolled_forward.issuperset(devices):
                 self._try_again()  # they were ordered before, and did not
@@ -261,7 +261,7 @@ class ChangeCore:
             case StateLost(reason=reason):
                 self._refuse(reason, found)
             case VersionChoice():
-                able = frozenset(stock) - self._ask.without
+                able = frozenset(state_reports) - self._ask.without
                 present = self._ask.present
                 gathers = self._gathers and present and not able.issuperset(present.devices)
                 self._choice = self._from_holder(found) if gathers else found
@@ -271,15 +271,15 @@ class ChangeCore:
                     self._plan(self._choice, able, left_out)
 
     def _chosen(
-        self, stock: Mapping[str, StateReport], past: KnownPast
+        self, state_reports: Mapping[str, StateReport], past: KnownPast
     ) -> RollForward | RebuildFirst | VersionChoice | StateLost:
         """A whole copy that could not be read twice is damaged: the next best, if there is one."""
         good = tuple(copy for copy in past.copies if self._spoiled[copy.version] < COPY_TRIES)
         present = None if self._rebuilds_ordered or self._gathers else self._ask.present
         known = dataclasses.replace(past, copies=good)
-        found = choose_version(self._ask.units, stock, known, present, self._least)
+        found = choose_version(self._ask.units, state_reports, known, present, self._least)
         if isinstance(found, StateLost) and len(good) < len(past.copies):
-            return choose_version(self._ask.units, stock, past)
+            return choose_version(self._ask.units, state_reports, past)
         return found
 
     # -- plan and preparation ----------------------------------------------------------------

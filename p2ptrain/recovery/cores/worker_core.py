@@ -1,8 +1,8 @@
 """One device's part in one job's recovery: its holder, what it has, when it may continue.
 
     IDLE ──► PREPARING ──► READY ──► RUNNING ──► STOPPING ──► STOPPED ──► PREPARING ──► ...
-             prepare       built     begin       inventory    flushed     prepare
-                                        └─ holder gone ─► STOPPING ─► PARKED ─► inventory
+             prepare       built     begin       state report    flushed     prepare
+                                        └─ holder gone ─► STOPPING ─► PARKED ─► state report
 
 What it trains (LIVE) stays until the next generation begins: until then others may read from it,
 and training may continue from it. The holder alone commands: the device that asked first, as long
@@ -46,7 +46,7 @@ class WorkerPhase(StrEnum):
     RUNNING = "running"
     STOPPING = "stopping"
     STOPPED = "stopped"
-    PARKED = "parked"
+    ORPHANED = "orphaned"
 
 
 class WorkerCore:
@@ -79,7 +79,7 @@ class WorkerCore:
         self._asked: StateReportAsked | None = None
         self._rebuilds = False  # a lost stage, before that answer
         self._preparing: tuple[int, str] | None = None  # request and device that wait for it
-        self._park = False  # the stop under way is because the holder is gone
+        self._orphan = False  # the stop under way is because the holder is gone
         self._abandoned: Placement | None = None  # whose preparation was given up last
         self._left_out = False  # it is because a generation began without this device
         self._links = PartnerLinks(device, port)
@@ -101,15 +101,15 @@ class WorkerCore:
         return None
 
     @property
-    def holdings(self) -> tuple[StateEntry, ...]:
+    def entries(self) -> tuple[StateEntry, ...]:
         """What is here, as far as is known without stopping."""
-        return (*self._trained.holdings, *self._copies.holdings)
+        return (*self._trained.entries, *self._copies.entries)
 
     def _enter(self, phase: WorkerPhase) -> None:
         self.phase = phase
         self._port.phase_changed()
 
-    # -- taking stock ----------------------------------------------------------------------
+    # -- state reports ---------------------------------------------------------------------
 
     def state_asked(self, asked: StateReportAsked) -> None:
         """This device is to stop, and to say what is here."""
@@ -122,7 +122,7 @@ class WorkerCore:
             self._rebuilds = False
             self._port.cancel_rebuild()
         self._asked = asked
-        self._park = False
+        self._orphan = False
         if self.phase is WorkerPhase.RUNNING:
             self._stop()
         elif self.phase is not WorkerPhase.STOPPING:
@@ -165,7 +165,7 @@ class WorkerCore:
             self._free_live()
         if self._asked is not None:
             self._apply_or_answer()
-        elif self._park:
+        elif self._orphan:
             self._rest()
 
     def _apply_or_answer(self) -> None:
@@ -183,7 +183,7 @@ class WorkerCore:
             self._port.rebuild_stage(asked.request, asked.rebuild)
         else:
             self._asked = None
-            self._port.answer_state(asked.request, asked.peer, self.holdings)
+            self._port.answer_state(asked.request, asked.peer, self.entries)
 
     def rebuilt(self, request: int, what: Rebuild, *, is_here: bool) -> None:
         """What was asked for with that request is here now, or could not be made."""
@@ -192,8 +192,8 @@ class WorkerCore:
             return  # no peer waits for it
         self._rebuilds = False
         if is_here:
-            for holding in what.made:
-                self._copies.put(holding)
+            for entry in what.made:
+                self._copies.put(entry)
         self._asked = dataclasses.replace(asked, rebuild=None)
         self._apply_or_answer()
 
@@ -209,7 +209,9 @@ class WorkerCore:
         if not self._obeys(request, peer, placed.generation):
             return
         if self.phase in (WorkerPhase.RUNNING, WorkerPhase.STOPPING) or self._asked is not None:
-            self._refuse(request, peer, "this device has not stopped: ask for its inventory first")
+            self._refuse(
+                request, peer, "this device has not stopped: ask for its state report first"
+            )
             return
         self._abandon_preparation()
         self.prepared, self._preparing = placed, (request, peer)
@@ -307,8 +309,8 @@ class WorkerCore:
             self._free_live()
 
     def _free_live(self) -> None:
-        if self._trained.holdings:
-            self._port.drop_state(self._trained.holdings)
+        if self._trained.entries:
+            self._port.drop_state(self._trained.entries)
         self._trained.clear()
         self._enter(WorkerPhase.IDLE)
 
@@ -429,19 +431,19 @@ class WorkerCore:
         if self._holder is not None:
             self._report_copy(copy, reason)
 
-    def keeper_assigned(self, peer: str, copy: StageCopy, keeper: str) -> None:
-        """The holder has copies of those units kept by `keeper` from that version on."""
+    def keeper_assigned(self, peer: str, copy: StageCopy, backup_peer: str) -> None:
+        """The holder has copies of those units kept by `backup_peer` from that version on."""
         if self._holder is not None and self._is_of_running(peer, copy.generation) and self.running:
-            self._copies.offer_to(keeper, self.running, copy)
+            self._copies.offer_to(backup_peer, self.running, copy)
 
     def retain(self, peer: str, versions: tuple[Version, ...]) -> None:
         """The holder names the versions that are to be kept."""
         if peer == self._holder and versions:
             self._copies.keep_only(versions)
 
-    def damaged(self, holding: StateEntry) -> None:
+    def damaged(self, entry: StateEntry) -> None:
         """A copy does not fit its checksums any more; it has been freed."""
-        self._copies.discard(holding)
+        self._copies.discard(entry)
 
     def _report_copy(self, copy: StageCopy, failed: str | None = None) -> None:
         for plan in (self.running, self.prepared):  # notified late: snapshots come early
@@ -452,16 +454,16 @@ class WorkerCore:
 
     def holder_is(self, state: HolderState) -> None:
         """What became of the holder, or of its job."""
-        parked = self._park or self.phase is WorkerPhase.PARKED
-        if state is HolderState.ENDED or (state is HolderState.LEFT and not parked):
+        orphaned = self._orphan or self.phase is WorkerPhase.ORPHANED
+        if state is HolderState.ENDED or (state is HolderState.LEFT and not orphaned):
             self._forget()
-        elif parked:
+        elif orphaned:
             pass  # another process of that device came and went: the job's own is still missing
         elif self.phase is WorkerPhase.RUNNING:
-            self._park = True
+            self._orphan = True
             self._stop()
         elif self.phase is WorkerPhase.STOPPING:
-            self._park = True
+            self._orphan = True
         elif self._holder is not None:
             self._abandon_preparation()
             self._rest()
@@ -478,11 +480,11 @@ class WorkerCore:
 
     def _rest(self) -> None:
         """Keep everything for the holder's next process; where there is nothing, await nothing."""
-        self._park = False
-        if not self.holdings:
+        self._orphan = False
+        if not self.entries:
             self._enter(WorkerPhase.IDLE)
         elif self._holder is not None:
-            self._enter(WorkerPhase.PARKED)
+            self._enter(WorkerPhase.ORPHANED)
             self._port.report_orphaned(self._holder)
 
     def link_ended(self, peer: str) -> None:

@@ -61,7 +61,7 @@ class StageCopy:
 class WorkerPort(Protocol):
     """See the module."""
 
-    def answer_state(self, request: int, peer: str, holdings: tuple[StateEntry, ...]) -> None:
+    def answer_state(self, request: int, peer: str, entries: tuple[StateEntry, ...]) -> None:
         """Report what is here; budgets, speeds and links are added."""
 
     def answer_ready(self, request: int, peer: str, trouble: PrepareFailed | None) -> None:
@@ -100,7 +100,7 @@ class WorkerPort(Protocol):
             keep: then copy the state; `copied`.
         """
 
-    def drop_state(self, holdings: tuple[StateEntry, ...]) -> None:
+    def drop_state(self, entries: tuple[StateEntry, ...]) -> None:
         """Free these."""
 
     def copy_stages(self, version: Version) -> None:

@@ -25,7 +25,7 @@ class TrainedStages:
         self._catching_up: set[int] = set()  # those whose update others have applied already
 
     @property
-    def holdings(self) -> tuple[StateEntry, ...]:
+    def entries(self) -> tuple[StateEntry, ...]:
         """As LIVE ones."""
         return tuple(self._held.values())
 
@@ -42,7 +42,7 @@ class TrainedStages:
 
     def are(self, held: Collection[StateEntry]) -> None:
         """They have been stopped, and are this."""
-        self._held = {holding.first: holding for holding in held}
+        self._held = {entry.first: entry for entry in held}
 
     def clear(self) -> None:
         """Nothing is trained here any more."""
@@ -51,7 +51,7 @@ class TrainedStages:
 
     def are_ready_for(self, version: Version) -> bool:
         """Whether some have the gradients that give it."""
-        return any(holding.ready == version for holding in self._held.values())
+        return any(entry.ready == version for entry in self._held.values())
 
     def catch_up(self, version: Version) -> None:
         """Those that are ready for it apply it now."""
@@ -61,8 +61,8 @@ class TrainedStages:
         """All are to apply it; returns whether all were ready. Once only: then none is."""
         if not self._held or any(one.ready != version for one in self._held.values()):
             return False
-        for first, holding in self._held.items():
-            self._held[first] = dataclasses.replace(holding, ready=None)
+        for first, entry in self._held.items():
+            self._held[first] = dataclasses.replace(entry, ready=None)
         return True
 
     def has(self, first: int) -> bool:
@@ -71,9 +71,9 @@ class TrainedStages:
 
     def gradients_ready(self, generation: int, first: int, step: int) -> None:
         """One has all gradients of that step."""
-        holding = self._held[first]
-        if holding.version.step == step:
-            self._held[first] = dataclasses.replace(holding, ready=Version(step + 1, generation))
+        entry = self._held[first]
+        if entry.version.step == step:
+            self._held[first] = dataclasses.replace(entry, ready=Version(step + 1, generation))
 
     def applied(self, first: int, version: Version, coefficient: Coefficient | None) -> None:
         """One is at that version."""
@@ -100,46 +100,46 @@ class HeldSnapshots:
         port: where what must be done with them is done.
 
     Attributes:
-        holdings: KEPT, REPLICA and FETCHED ones.
+        entries: KEPT, REPLICA and FETCHED ones.
     """
 
     def __init__(self, port: WorkerPort) -> None:
         """There are none yet."""
-        self.holdings: list[StateEntry] = []
+        self.entries: list[StateEntry] = []
         self._port = port
-        self._keepers: dict[tuple[int, int], str] = {}  # by units, other than the plan says
+        self._backup_peers: dict[tuple[int, int], str] = {}  # by units, other than the plan says
         self._not_offered: deque[Version] = deque(maxlen=NOT_OFFERED_LIMIT)
 
-    def put(self, holding: StateEntry) -> None:
+    def put(self, entry: StateEntry) -> None:
         """It is here now."""
-        if holding not in self.holdings:
-            self.holdings.append(holding)
+        if entry not in self.entries:
+            self.entries.append(entry)
 
-    def discard(self, holding: StateEntry) -> None:
+    def discard(self, entry: StateEntry) -> None:
         """It is not here any more."""
-        self.holdings = [copy for copy in self.holdings if copy != holding]
+        self.entries = [copy for copy in self.entries if copy != entry]
 
     def clear(self) -> None:
         """None is here any more, and no backup peer known."""
-        self.holdings.clear()
-        self._keepers.clear()
+        self.entries.clear()
+        self._backup_peers.clear()
 
     def begin(self) -> None:
         """A generation begins: its plan names new backup peers."""
-        self._keepers.clear()
+        self._backup_peers.clear()
 
     # -- what goes -------------------------------------------------------------------------
 
     def drop(self, kinds: Collection[StateKind], *, but: Collection[Version | None] = ()) -> None:
         """Free what is of these kinds, except these versions."""
-        self._remove([c for c in self.holdings if c.kind in kinds and c.version not in but])
+        self._remove([c for c in self.entries if c.kind in kinds and c.version not in but])
 
     def keep_only(self, versions: Collection[Version]) -> None:
         """Free what is older than the newest of them; a younger copy may be on its way to count."""
         newest = max(version.age for version in versions)
         old = [
             copy
-            for copy in self.holdings
+            for copy in self.entries
             if copy.kind in (StateKind.KEPT, StateKind.REPLICA)
             and copy.version.age < newest
             and copy.version not in versions
@@ -148,7 +148,7 @@ class HeldSnapshots:
 
     def _remove(self, gone: list[StateEntry]) -> None:
         if gone:
-            self.holdings = [copy for copy in self.holdings if copy not in gone]
+            self.entries = [copy for copy in self.entries if copy not in gone]
             self._port.drop_state(tuple(gone))
 
     # -- messages to others ----------------------------------------------------------------
@@ -164,17 +164,17 @@ class HeldSnapshots:
         if version in self._not_offered:
             return
         copy = StageCopy(running.generation, first, end, version)
-        keeper = self._keepers.get((first, end)) or running.keeper_of(first, end)
-        if keeper is not None:
-            self._port.offer_copy(keeper, copy)
+        backup_peer = self._backup_peers.get((first, end)) or running.backup_peer_of(first, end)
+        if backup_peer is not None:
+            self._port.offer_copy(backup_peer, copy)
         elif running.protects:
             self._port.report_copy(running.holder, copy, None)
 
-    def offer_to(self, keeper: str, running: Placement, copy: StageCopy) -> None:
+    def offer_to(self, backup_peer: str, running: Placement, copy: StageCopy) -> None:
         """Copies of those units go to another backup peer from now on, the present one too."""
-        self._keepers[copy.first, copy.end] = keeper
+        self._backup_peers[copy.first, copy.end] = backup_peer
         place = (copy.first, copy.end, copy.version)
-        if StateEntry(*place, StateKind.KEPT) in self.holdings:
+        if StateEntry(*place, StateKind.KEPT) in self.entries:
             self.offer(running, *place)
 
 

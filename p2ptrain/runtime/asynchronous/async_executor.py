@@ -118,7 +118,7 @@ class AsyncStageExecutor(StageExecutor):
         task: StageSpec,
         live: DelayedStage,
         links: StageSender,
-        lines: StageIo,
+        io: StageIo,
         compute: ComputeThread,
         store: SnapshotStore,
         depths: Sequence[int],
@@ -130,7 +130,7 @@ class AsyncStageExecutor(StageExecutor):
             depths: of all stages.
             exchange: with the stage's other devices; None where this one is alone.
         """
-        super().__init__(task, live, links, lines, compute)
+        super().__init__(task, live, links, io, compute)
         self.live = live
         self.update = AsyncOptimizerStep(
             live, self._run_update, store, device=task.device, stage=task.index, keeps=task.keeps

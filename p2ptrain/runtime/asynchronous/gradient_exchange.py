@@ -40,13 +40,13 @@ class GradientExchange:
     """This device's end of it, for one stage in one generation; `run` it while the stage runs."""
 
     def __init__(
-        self, assignment: Assignment, index: int, stage: Stage, me: str, switchboard: TensorRouter
+        self, assignment: Assignment, index: int, stage: Stage, me: str, router: TensorRouter
     ) -> None:
         place = assignment.stages[index]
         self._division = SampleDivision(place)
         self._me = me
-        self._switchboard = switchboard
-        self._line = StreamId(assignment.key, index, FLOW)
+        self._router = router
+        self._stream = StreamId(assignment.key, index, FLOW)
         others = [device for device in place.devices if device != me]
         # a device is ahead of another by what is under way in the stage, at most
         self._queues: Mapping[
@@ -62,8 +62,8 @@ class GradientExchange:
             optional=True,
         )
         capacity = 2 * place.warmup + len(others)
-        self._inlet = TensorReceiver(contents, self._sources, capacity=capacity, largest=1)
-        switchboard.connect_inlet(self._line, self._inlet, others)
+        self._receiver = TensorReceiver(contents, self._sources, capacity=capacity, largest=1)
+        router.connect_tensors(self._stream, self._receiver, others)
 
     def is_own(self, number: int) -> bool:
         """Whether this device takes a mini-batch."""
@@ -86,7 +86,7 @@ class GradientExchange:
 
     async def take(self, key: MicroBatchKey) -> Sequence[Tensor | None]:
         """Wait for what another device's mini-batch gives."""
-        return (await self._inlet.take(key)).join()
+        return (await self._receiver.take(key)).join()
 
     async def run(self) -> None:
         """Send until cancelled. Raises LinkClosed."""
@@ -97,11 +97,11 @@ class GradientExchange:
     async def _run(
         self, device: str, queue: asyncio.Queue[tuple[MicroBatchSlice, Sequence[Tensor | None]]]
     ) -> None:
-        send = self._switchboard.send_values
+        send = self._router.send_values
         while True:
             piece, gradients = await queue.get()
             kinds = (PartKind.GRADIENT, Priority.COLLECTIVE)
-            await send(device, self._line, piece, gradients, *kinds)
+            await send(device, self._stream, piece, gradients, *kinds)
             del gradients  # not kept while the queue is empty
 
     def _sources(self, number: int, size: int) -> Sequence[SampleRange]:

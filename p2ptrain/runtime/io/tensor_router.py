@@ -95,11 +95,11 @@ class _ConnectedGeneration:
     """What is connected.
 
     Attributes:
-        inlets: (stage, flow) -> receivers that take pieces from this device too.
+        receivers: (stage, flow) -> receivers that take pieces from this device too.
         credits: (stage, flow, device that gives them) -> credits.
     """
 
-    inlets: dict[tuple[int, str], TensorReceiver] = field(default_factory=dict)
+    receivers: dict[tuple[int, str], TensorReceiver] = field(default_factory=dict)
     credits: dict[tuple[int, str, str], Credits] = field(default_factory=dict)
 
 
@@ -124,41 +124,45 @@ class TensorRouter:
         mesh.route_now(VALUES, self._values, self._open)
         mesh.route_now(STARTED, self._started)
 
-    def connect_inlet(
-        self, line: StreamId, inlet: TensorReceiver, senders: Collection[str]
+    def connect_tensors(
+        self, stream: StreamId, receiver: TensorReceiver, senders: Collection[str]
     ) -> None:
-        """Let values of `line` from these devices in."""
-        self.connect_receiver(line, inlet, senders)
-        self._generation(line.key).inlets[line.stage, line.flow] = inlet
-        inlet.note_waits(self.spans, line.stage, line.flow)
+        """Let values of `stream` from these devices in."""
+        self.connect_receiver(stream, receiver, senders)
+        self._generation(stream.key).receivers[stream.stage, stream.flow] = receiver
+        receiver.note_waits(self.spans, stream.stage, stream.flow)
 
     def connect_receiver(
-        self, line: StreamId, receiver: StreamReceiver, senders: Collection[str]
+        self, stream: StreamId, receiver: StreamReceiver, senders: Collection[str]
     ) -> None:
-        """Let frames of `line` from these devices in; see `send_frame`."""
-        self._generation(line.key)
-        address = (line.key.job, line.key.generation, line.stage, line.flow)
+        """Let frames of `stream` from these devices in; see `send_frame`."""
+        self._generation(stream.key)
+        address = (stream.key.job, stream.key.generation, stream.stage, stream.flow)
         self._receivers[address] = (receiver, frozenset(senders))
 
-    def connect_credits(self, line: StreamId, credits: Credits, sender: str) -> None:
-        """Let device `sender` give credit on `line`."""
-        self._generation(line.key).credits[line.stage, line.flow, sender] = credits
+    def connect_credits(self, stream: StreamId, credits: Credits, sender: str) -> None:
+        """Let device `sender` give credit on `stream`."""
+        self._generation(stream.key).credits[stream.stage, stream.flow, sender] = credits
 
     def arrived(self, key: GenerationKey, round_index: int) -> Iterator[StageArrival]:
         """What came from other devices' stages in a round of training, and how large it was."""
         generation = self._generations.get(key)
-        for (stage, flow), inlet in generation.inlets.items() if generation is not None else ():
+        for (stage, flow), receiver in (
+            generation.receivers.items() if generation is not None else ()
+        ):
             if flow != GRADIENTS and (flow != ACTIVATIONS or not stage):
                 continue
-            for peer, piece, size in inlet.sizes(round_index):
+            for peer, piece, size in receiver.sizes(round_index):
                 number, backward = piece.key.micro_batch, flow == GRADIENTS
                 yield StageArrival(stage, backward, number, piece.first, piece.end, peer, size)
 
     def waits(self, key: GenerationKey) -> Iterator[MissingPiece]:
         """What stages here wait for."""
         generation = self._generations.get(key)
-        for (stage, flow), inlet in generation.inlets.items() if generation is not None else ():
-            awaited = inlet.awaits() if flow in (ACTIVATIONS, GRADIENTS, TARGETS) else None
+        for (stage, flow), receiver in (
+            generation.receivers.items() if generation is not None else ()
+        ):
+            awaited = receiver.awaits() if flow in (ACTIVATIONS, GRADIENTS, TARGETS) else None
             if awaited is not None:
                 piece, senders, seconds = awaited
                 where = (stage, flow == GRADIENTS, piece.round, piece.micro_batch)
@@ -173,7 +177,7 @@ class TensorRouter:
     async def send_values(
         self,
         device: str,
-        line: StreamId,
+        stream: StreamId,
         piece: MicroBatchSlice,
         values: Sequence[Value],
         part_kind: PartKind = PartKind.ACTIVATION,
@@ -185,11 +189,11 @@ class TensorRouter:
         Raises LinkClosed if the device is out of reach.
         """
         if device == self._mesh.self_id:
-            generation = self._generations.get(line.key)
+            generation = self._generations.get(stream.key)
             if generation is not None:
-                generation.inlets[line.stage, line.flow].put(device, piece, list(values))
+                generation.receivers[stream.stage, stream.flow].put(device, piece, list(values))
             return
-        messages = to_messages(VALUES, line.fields(), piece, values, part_kind, wire)
+        messages = to_messages(VALUES, stream.fields(), piece, values, part_kind, wire)
         if self.spans.is_on:
             messages[-1] = self._noted(device, messages[-1])
         for message in messages:
@@ -198,26 +202,26 @@ class TensorRouter:
     async def send_frame(
         self,
         device: str,
-        line: StreamId,
+        stream: StreamId,
         fields: Fields,
         parts: Sequence[memoryview],
         *,
         kind: PartKind = PartKind.GRADIENT,
         priority: Priority = Priority.COLLECTIVE,
     ) -> None:
-        """Send one frame to the receiver of `line` on another device; usually of a collective.
+        """Send one frame to the receiver of `stream` on another device; usually of a collective.
 
         Raises LinkClosed if the device is out of reach.
         """
         kinds = (kind,) * len(parts)
-        message = Message(VALUES, {**line.fields(), **fields}, tuple(parts), kinds)
+        message = Message(VALUES, {**stream.fields(), **fields}, tuple(parts), kinds)
         if self.spans.is_on:
             message = self._noted(device, message)
         await self._mesh.send(device, message, priority)
 
-    async def send_started(self, device: str, line: StreamId) -> None:
-        """Give the sender on `line` one credit."""
-        await self._mesh.send(device, Message(STARTED, line.fields()), Priority.CONTROL)
+    async def send_started(self, device: str, stream: StreamId) -> None:
+        """Give the sender on `stream` one credit."""
+        await self._mesh.send(device, Message(STARTED, stream.fields()), Priority.CONTROL)
 
     def _generation(self, key: GenerationKey) -> _ConnectedGeneration:
         return self._generations.setdefault(key, _ConnectedGeneration())
@@ -238,10 +242,10 @@ class TensorRouter:
             receiver, senders = self._receivers.get((job, generation, stage, flow), _NO_RECEIVER)
             if peer in senders:
                 return receiver
-        line = StreamId.read(fields)
-        if line.key not in self._generations:
+        stream = StreamId.read(fields)
+        if stream.key not in self._generations:
             return None
-        raise NotItsPart(f"values for {line.flow} of stage {line.stage} are not its to send")
+        raise NotItsPart(f"values for {stream.flow} of stage {stream.stage} are not its to send")
 
     def _open(self, peer: str, fields: Fields, sizes: Sequence[int]) -> Sequence[memoryview] | None:
         """None: it is not wanted (any more), or there is no memory for it; it is dropped."""
@@ -309,27 +313,27 @@ class TensorRouter:
         is_refused = isinstance(error, ProtocolError)
         if not is_refused and not is_out_of_memory(error):
             raise error
-        line = StreamId.read(fields)
+        stream = StreamId.read(fields)
         why = "frame_refused" if is_refused else "no_memory_for_frame"
-        log.warning(why, stage=line.stage, flow=line.flow, peer=peer[:12], error=str(error))
+        log.warning(why, stage=stream.stage, flow=stream.flow, peer=peer[:12], error=str(error))
         if is_refused:
             name = display_name(self._mesh, peer)
             error = FrameRefused(
                 peer, f"what {name} sent is refused ({error}): does {name} run the same p2ptrain?"
             )
-        address = (line.key.job, line.key.generation, line.stage, line.flow)
+        address = (stream.key.job, stream.key.generation, stream.stage, stream.flow)
         self._receivers[address] = (None, self._receivers[address][1])
         receiver.fail(error)
 
     def _started(self, peer: str, message: Message) -> None:
-        line = StreamId.read(message.fields)
-        generation = self._generations.get(line.key)
+        stream = StreamId.read(message.fields)
+        generation = self._generations.get(stream.key)
         if generation is None:
             self._count_stale(peer, message)
             return
-        credits = generation.credits.get((line.stage, line.flow, peer))
+        credits = generation.credits.get((stream.stage, stream.flow, peer))
         if credits is None:
-            raise NotItsPart(f"credit for {line.flow} of stage {line.stage} is not its to give")
+            raise NotItsPart(f"credit for {stream.flow} of stage {stream.stage} is not its to give")
         credits.release()
 
     def _count_stale(self, peer: str, message: Message) -> None:

@@ -87,9 +87,9 @@ class TileExchange:
     def __init__(
         self,
         stage: TiledStage,
-        line: StreamId,
+        stream: StreamId,
         own: str,
-        switchboard: TensorRouter,
+        router: TensorRouter,
         *,
         ahead: int,
         largest: int,
@@ -98,14 +98,14 @@ class TileExchange:
 
         Args:
             stage: on this device.
-            line: of this stage, flow `FLOW`.
+            stream: of this stage, flow `FLOW`.
             own: this device.
             ahead: most micro-batches of which messages may have come.
             largest: most samples of a micro-batch.
         """
-        self._stage, self._line, self._own = stage, line, own
+        self._stage, self._stream, self._own = stage, stream, own
         self._device_of = stage.tiles.device_of
-        self._switchboard = switchboard
+        self._router = router
         self._ahead, self._largest = ahead, largest
         self._passes: dict[_Key, _PassMessages] = {}
         self._done = -1  # all micro-batches of rounds up to this one
@@ -115,7 +115,7 @@ class TileExchange:
         devices = stage.tiles.devices
         here = devices.index(own)  # others begin with another one: not all send to the same first
         self._others = (*devices[here + 1 :], *devices[:here])
-        switchboard.connect_receiver(line, self, {*self._device_of} - {own})
+        router.connect_receiver(stream, self, {*self._device_of} - {own})
 
     # -- as the stage's runner sees it -----------------------------------------------------------
 
@@ -175,9 +175,9 @@ class TileExchange:
     async def _send_all(self, device: str, piece: MicroBatchSlice, parts: Sequence[_Part]) -> None:
         for first in range(0, len(parts), MESSAGES_PER_FRAME):
             some = parts[first : first + MESSAGES_PER_FRAME]
-            await self._switchboard.send_frame(
+            await self._router.send_frame(
                 device,
-                self._line,
+                self._stream,
                 {**piece.fields(), "tiles": [entry for entry, _ in some]},
                 [bytes_of(tensor.contiguous()) for _, tensor in some],
                 kind=PartKind.ACTIVATION,

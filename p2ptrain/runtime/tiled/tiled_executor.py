@@ -37,14 +37,14 @@ class TiledStageExecutor(SyncStageExecutor):
         task: StageSpec,
         live: LiveStage,
         links: StageSender,
-        lines: StageIo,
+        io: StageIo,
         compute: ComputeThread,
         store: SnapshotStore,
         log: ReplayLog,
         exchange: TileExchange,
     ) -> None:
         """`exchange`: with the stage's other devices; the rest as `SyncStageExecutor`."""
-        super().__init__(task, live, links, lines, compute, store, log)
+        super().__init__(task, live, links, io, compute, store, log)
         assert isinstance(live.stage, TiledStage)
         self._stage = live.stage
         self._exchange = exchange
@@ -62,8 +62,8 @@ class TiledStageExecutor(SyncStageExecutor):
             outputs = self._stage.outputs(piece.key.micro_batch, RoundMode.EVAL)
             self._stage.forget(piece.key.micro_batch, RoundMode.EVAL)
             self._exchange.finished(piece)
-            assert self._lines.forward is not None, "no loss is computed in tiles"
-            await self._lines.forward.put(piece, Arrived(outputs))
+            assert self._io.forward is not None, "no loss is computed in tiles"
+            await self._io.forward.put(piece, Arrived(outputs))
         self._exchange.round_over(order.round.index)
         return 0.0
 

@@ -14,16 +14,16 @@ from tests.integration.training.household import Devices
 
 def engaged(household: Devices) -> list[HostedStages]:
     """The stages that are trained now; ask before the job ends, and look when it has."""
-    here = (member.service.slot.engagement for member in household.members.values())
-    return [engagement for engagement in here if engagement is not None]
+    here = (member.service.slot.hosted for member in household.members.values())
+    return [hosted for hosted in here if hosted is not None]
 
 
 def check_replicas(trained: Sequence[HostedStages], steps: int) -> None:
     """Every device of a stage that has made the last update holds the same bits."""
     states: dict[int, Mapping[str, Tensor]] = {}
     assert trained
-    for engagement in trained:
-        for index, runner in engagement.runners.items():
+    for hosted in trained:
+        for index, runner in hosted.runners.items():
             live = runner.live
             if live.ready is not None:  # the job has ended before it heard the last word
                 if not isinstance(live, LiveStage) or not live.is_ahead:

@@ -138,11 +138,13 @@ def sleeping(setting: Setting, found: Found) -> Iterator[None]:
         time.sleep(setting.backward / pieces)
         return backward(stage, *args, **options)
 
-    def noted(elastic: ReplanWatcher, spans: Mapping[Seat, CpuSpan], *, copying: bool) -> None:
+    def noted(
+        replan_watcher: ReplanWatcher, spans: Mapping[Seat, CpuSpan], *, copying: bool
+    ) -> None:
         found.ends.append(time.monotonic())
         found.processor.append(time.process_time())
         found.busy.append(spans)
-        busy(elastic, spans, copying=copying)
+        busy(replan_watcher, spans, copying=copying)
 
     with ExitStack() as stack:
         stack.enter_context(patch.object(Stage, "forward", slow_forward))

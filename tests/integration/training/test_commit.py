@@ -44,9 +44,9 @@ def spy(monkeypatch: pytest.MonkeyPatch, on_send: Callable[[Send], Send]) -> Non
 
 
 def engagement_of(household: Devices, name: str) -> HostedStages:
-    engagement = household.members[name].service.slot.engagement
-    assert engagement is not None
-    return engagement
+    hosted = household.members[name].service.slot.hosted
+    assert hosted is not None
+    return hosted
 
 
 async def test_an_update_is_told_once_all_are_ready_and_before_anybody_applies_it(
@@ -74,9 +74,9 @@ async def test_an_update_is_told_once_all_are_ready_and_before_anybody_applies_i
             if isinstance(event, Step):
                 seen.append(("step", event.step - 1))
                 for name in household.names:
-                    engagement = engagement_of(household, name)
-                    pipeline[:] = engagement.assignment.devices
-                    for runner in engagement.runners.values():
+                    hosted = engagement_of(household, name)
+                    pipeline[:] = hosted.assignment.devices
+                    for runner in hosted.runners.values():
                         assert runner.live.version.step == event.step - 1
                         assert runner.live.ready == Version(event.step, 1)
 
@@ -127,10 +127,10 @@ async def test_a_commit_of_another_update_or_a_second_one_is_refused() -> None:
         refused = []
 
         def commit_early() -> None:
-            engagement = engagement_of(household, "b")
+            hosted = engagement_of(household, "b")
             for commit in (Commit(0, 0), Commit(2, 2), Commit(1, 1), Commit(1, 1)):
                 try:
-                    engagement.commit(commit)
+                    hosted.commit(commit)
                 except ProtocolError as error:
                     refused.append(str(error))
 
@@ -163,11 +163,11 @@ async def test_nobody_waits_for_an_update_of_an_generation_that_has_ended(
     async with devices(2) as household:
         running = asyncio.create_task(household.holder_run(make_job()).run())
         await lost.wait()
-        engagement = engagement_of(household, "b")
-        waiting = asyncio.create_task(engagement.applied())
+        hosted = engagement_of(household, "b")
+        waiting = asyncio.create_task(hosted.applied())
         await asyncio.sleep(0)
         assert not waiting.done()
-        await engagement.stop()
+        await hosted.stop()
         with pytest.raises(PeerError, match="update 1 was not made here"):
             await waiting
         running.cancel()

@@ -162,12 +162,12 @@ async def test_a_device_that_trains_refuses_a_plan_that_nobody_took_stock_for() 
         ordered = Assignment.from_bytes(kept[0].parts[0])
         later = replace(ordered, key=replace(ordered.key, generation=9))
         parts = (memoryview(later.to_bytes()), kept[0].parts[1])
-        with pytest.raises(PeerError, match="ask for its inventory first"):
+        with pytest.raises(PeerError, match="ask for its state report first"):
             await prepare.handler(
                 household.mesh["a"].self_id, Message(PREPARE, kept[0].fields, parts)
             )
-        assert service.slot.engagement is not None
-        assert service.slot.engagement.assignment.key == ordered.key
+        assert service.slot.hosted is not None
+        assert service.slot.hosted.assignment.key == ordered.key
         running.cancel()
         await asyncio.wait([running])
 

@@ -106,26 +106,26 @@ async def _broken_off(
         )
         await lost.wait()
         engagements = {name: engagement_of(household, name) for name in household.names}
-        for name, engagement in engagements.items():
+        for name, hosted in engagements.items():
             if name != "b":
-                await engagement.applied()
+                await hosted.applied()
         if any(place.goes_ahead for place in engagements["b"].assignment.stages):
             await made.wait()
-        for engagement in engagements.values():
-            await engagement.stop()
-            await engagement.stop()  # once more is nothing
+        for hosted in engagements.values():
+            await hosted.stop()
+            await hosted.stop()  # once more is nothing
         yield engagements
         running.cancel()
         await asyncio.wait([running])
 
 
 def _named(
-    engagement: HostedStages, first: int, end: int, version: Version
+    hosted: HostedStages, first: int, end: int, version: Version
 ) -> dict[str, Tensor] | None:
     """Its stages' own tensors of units [first, end); None unless all are there at `version`."""
     found: dict[str, Tensor] = {}
     while first < end:
-        part = engagement.named_from(first, end, version)
+        part = hosted.named_from(first, end, version)
         if part is None:
             return None
         first, tensors = part
@@ -135,10 +135,10 @@ def _named(
 
 def _model(engagements: dict[str, HostedStages], version: Version) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
-    for engagement in engagements.values():
-        for holding in engagement.held():
-            if holding.version == version:
-                named = _named(engagement, holding.first, holding.end, version)
+    for hosted in engagements.values():
+        for entry in hosted.held():
+            if entry.version == version:
+                named = _named(hosted, entry.first, entry.end, version)
                 assert named is not None
                 found |= named
     return {n.removeprefix("model:"): t for n, t in found.items() if n.startswith("model:")}
@@ -159,19 +159,19 @@ async def test_who_is_behind_catches_up_to_the_same_bits(
     force(monkeypatch, case.plan)
     wanted = await _state_after(2, case)
     async with _broken_off(monkeypatch, case) as engagements:
-        held = {name: engagement.held() for name, engagement in engagements.items()}
-        for name, (holding,) in held.items():
-            assert holding.kind is StateKind.LIVE
+        held = {name: hosted.held() for name, hosted in engagements.items()}
+        for name, (entry,) in held.items():
+            assert entry.kind is StateKind.LIVE
             expected = (BEFORE, AFTER) if name == "b" else (AFTER, None)
-            assert (holding.version, holding.ready) == expected
+            assert (entry.version, entry.ready) == expected
         (behind,) = engagements["b"].runners.values()
         assert isinstance(behind, SyncStageExecutor)
         assert behind.live.is_ahead == (ahead and case.clip is None)
         coefficient = held["a"][0].coefficient
         assert (coefficient is None) == (case.clip is None)
-        for engagement in engagements.values():  # who has applied it stays as it is
-            await engagement.apply_ready(AFTER, coefficient)
-            assert [(h.version, h.ready) for h in engagement.held()] == [(AFTER, None)]
+        for hosted in engagements.values():  # who has applied it stays as it is
+            await hosted.apply_ready(AFTER, coefficient)
+            assert [(h.version, h.ready) for h in hosted.held()] == [(AFTER, None)]
         found = _model(engagements, AFTER)
         both = found.keys() & wanted.keys()
         assert len(both) >= len(wanted) - 1  # which names a tied weight twice
@@ -193,15 +193,13 @@ async def test_who_is_ready_still_has_the_version_before(monkeypatch: pytest.Mon
     wanted = await _state_after(1, BATCH_NORM)
     async with _broken_off(monkeypatch, BATCH_NORM) as engagements:
         found = _model(engagements, BEFORE)
-        (holding,) = engagements["b"].held()
-        assert set(found) == set(
-            engagements["b"].description.state_names(holding.first, holding.end)
-        )
+        (entry,) = engagements["b"].held()
+        assert set(found) == set(engagements["b"].description.state_names(entry.first, entry.end))
         assert all(torch.equal(tensor, wanted[name]) for name, tensor in found.items())
-        units = (holding.first, holding.end)
+        units = (entry.first, entry.end)
         assert _named(engagements["b"], *units, AFTER) is None
-        assert _named(engagements["b"], holding.first, holding.end + 1, BEFORE) is None
-        part = _named(engagements["b"], holding.first, holding.first + 1, BEFORE)
+        assert _named(engagements["b"], entry.first, entry.end + 1, BEFORE) is None
+        part = _named(engagements["b"], entry.first, entry.first + 1, BEFORE)
         assert part is not None
         own = _named(engagements["b"], *units, BEFORE) or {}
         assert all(tensor.data_ptr() == own[name].data_ptr() for name, tensor in part.items())
@@ -211,16 +209,16 @@ async def test_what_is_torn_is_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
     force(monkeypatch, ALONE)
     monkeypatch.setattr(memory_model, "_may_go_ahead", lambda *_: False)
     async with _broken_off(monkeypatch, BATCH_NORM) as engagements:
-        engagement = engagements["b"]
-        (runner,), (holding,) = engagement.runners.values(), engagement.held()
+        hosted = engagements["b"]
+        (runner,), (entry,) = hosted.runners.values(), hosted.held()
 
         def no_memory() -> None:
             raise MemoryError
 
         monkeypatch.setattr(runner.live.optimizer, "zero_grad", no_memory)
-        ((first, error),) = (await engagement.apply_ready(AFTER, None)).items()
-        assert first == holding.first
+        ((first, error),) = (await hosted.apply_ready(AFTER, None)).items()
+        assert first == entry.first
         assert isinstance(error, MemoryError)
-        assert engagement.held() == ()
-        assert _named(engagement, holding.first, holding.end, BEFORE) is None
-        assert await engagement.apply_ready(AFTER, None) == {}
+        assert hosted.held() == ()
+        assert _named(hosted, entry.first, entry.end, BEFORE) is None
+        assert await hosted.apply_ready(AFTER, None) == {}

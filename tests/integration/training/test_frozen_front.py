@@ -168,7 +168,7 @@ async def test_a_device_dies_and_not_one_bit_is_lost(
     keep = SnapshotStore.put
 
     def noted(store: SnapshotStore, kind: StateKind, *of: Any) -> None:
-        earlier = [store.of(entry) for entry in store.holdings() if entry.kind is kind]
+        earlier = [store.of(entry) for entry in store.entries() if entry.kind is kind]
         keep(store, kind, *of)
         tensors = of[3]
         if kind in (StateKind.KEPT, StateKind.REPLICA):

@@ -12,11 +12,11 @@ from p2ptrain import events
 from p2ptrain.events import Event, Plan, Step
 from p2ptrain.messages.kinds import (
     ALIVE,
-    INVENTORY,
     MEASURE_LINKS,
     MEASURE_PROFILE,
     PREPARE,
     STATE_MANIFEST,
+    STATE_REPORT,
 )
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.recovery_settings import RecoverySettings
@@ -63,7 +63,7 @@ def _used(plan: Plan) -> set[str]:
     ("coordinator", "kinds"),
     [
         ("b", ()),
-        ("c", (INVENTORY,)),
+        ("c", (STATE_REPORT,)),
         ("c", (PREPARE,)),
         ("b", (MEASURE_LINKS,)),
         ("c", (PREPARE, ALIVE)),

@@ -172,8 +172,8 @@ async def test_one_that_says_without_end_that_its_part_fails_ends_no_job(
             mesh, service = household.mesh["b"], household.members["b"].service
             while True:
                 await asyncio.sleep(0.02)
-                if service.slot.engagement is not None and len(household.losses) >= 3:
-                    assignment = service.slot.engagement.assignment
+                if service.slot.hosted is not None and len(household.losses) >= 3:
+                    assignment = service.slot.hosted.assignment
                     (stage, *_) = assignment.stages_of(mesh.self_id)
                     fields = {"stage": stage, "cause": cause, "message": "oh no"}
                     fields |= {**assignment.key.fields(), "peer": memory_id("c")}

@@ -76,19 +76,19 @@ class DroppingOneOfTwo(Dropping):
 def test_what_is_forced_is_tried_without_what_the_model_does_not_use() -> None:
     data = [((torch.randn(3), torch.randn(5)), torch.tensor(n % 2.0)) for n in range(24)]
     asked = Job(DroppingOneOfTwo(), data, mse_loss, SGD(lr=0.1), batch_size=5, micro_batch=4)
-    assert prepare(asked, TrainOptions()).least_piece == 1
+    assert prepare(asked, TrainOptions()).min_micro_batch == 1
 
 
 @pytest.mark.parametrize("micro_batch", [None, 2, 4, 12])
 def test_the_job_is_prepared_with_pieces_that_compute(micro_batch: int | None) -> None:
     prepared = dropping(12, micro_batch)
-    assert (prepared.least_piece, prepared.sharing.divisible) == (2, False)
+    assert (prepared.min_micro_batch, prepared.sharing.divisible) == (2, False)
 
 
 @pytest.mark.parametrize(("batch_size", "micro_batch"), [(12, None), (12, 3), (3, None), (11, 4)])
 def test_a_loss_over_the_hardest_three_is_prepared(batch_size: int, micro_batch: int) -> None:
     prepared = of_three(batch_size, micro_batch)
-    assert (prepared.least_piece, prepared.sharing.divisible) == (3, False)
+    assert (prepared.min_micro_batch, prepared.sharing.divisible) == (3, False)
 
 
 @pytest.mark.parametrize(("batch_size", "micro_batch"), [(12, 1), (13, 4), (1, None)])
@@ -113,15 +113,15 @@ def test_a_piece_of_two_of_the_hardest_three_is_refused(
 def test_a_piece_of_one_that_plain_torch_computes_is_trained() -> None:
     """Without its dimension too the square of a difference is that of this sample."""
     prepared = prepare(job(seeded(Dropping), mse_loss, 4, 1), TrainOptions())
-    assert (prepared.least_piece, prepared.sharing.divisible) == (1, False)
-    assert prepare(job(seeded(Dropping), mse_loss, 4, 2), TrainOptions()).least_piece == 2
+    assert (prepared.min_micro_batch, prepared.sharing.divisible) == (1, False)
+    assert prepare(job(seeded(Dropping), mse_loss, 4, 2), TrainOptions()).min_micro_batch == 2
 
 
 def test_a_piece_of_one_without_a_barrier_is_refused_or_not_chosen() -> None:
     """Eight pieces of eight samples are made where two versions are kept."""
     with pytest.raises(CaptureError, match="micro-batch of one"):
         dropping(8, None, mode="async", asynchrony=DOUBLE)
-    assert dropping(16, None, mode="async", asynchrony=DOUBLE).least_piece == 2
+    assert dropping(16, None, mode="async", asynchrony=DOUBLE).min_micro_batch == 2
     prepared = dropping(8, None, mode="auto", asynchrony=DOUBLE)
     assert "a micro-batch would have 1 samples, and the model needs 2" in prepared.only_rounds
     assert dropping(16, None, mode="auto", asynchrony=DOUBLE).only_rounds == ""

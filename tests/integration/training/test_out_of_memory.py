@@ -249,7 +249,7 @@ async def test_a_member_of_a_group_that_runs_out_of_memory_is_planned_for_again(
 def fails_once(
     monkeypatch: pytest.MonkeyPatch, owner: type, name: str, after: int = 0, flow: str = ""
 ) -> None:
-    """No memory at one call of `owner.name`, `after` others; of inlets only at those of `flow`."""
+    """No memory at one call of `owner.name`, `after` others; of receivers only those of `flow`."""
     calls = 0
     real = getattr(owner, name)
 

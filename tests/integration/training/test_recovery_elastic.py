@@ -63,9 +63,9 @@ class Course:
         seen = self._household.events
         if isinstance(event, Step):
             if isinstance(seen[-1], events.Plan):
-                engagement = self._household.members["a"].service.slot.engagement
-                if engagement is not None:
-                    self.begun.append((engagement.assignment.version.step, event.step))
+                hosted = self._household.members["a"].service.slot.hosted
+                if hosted is not None:
+                    self.begun.append((hosted.assignment.version.step, event.step))
             if event.step in self._at:
                 self._happening.append(asyncio.create_task(self._at.pop(event.step)()))
         seen.append(event)

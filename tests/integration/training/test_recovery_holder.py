@@ -21,7 +21,7 @@ from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberChanged, MemberState, MeshEvent
-from p2ptrain.messages.kinds import INVENTORY, OVER
+from p2ptrain.messages.kinds import OVER, STATE_REPORT
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited
@@ -348,14 +348,14 @@ async def test_who_waits_for_a_job_that_has_ended_hears_so_from_any_process_of_i
     async with devices(3) as household:
         process = await killed(household, tmp_path, 5)
         await household.until_waiting("b", "c")
-        parked = household.members["b"].service.slot.parked
-        assert parked is not None
+        orphaned = household.members["b"].service.slot.orphaned
+        assert orphaned is not None
         await household.restart("a", process.left)
-        question = Message(OVER, {"job": parked[1]})
-        reply = await household.mesh["b"].call(parked[0], question, timeout_seconds=10.0)
+        question = Message(OVER, {"job": orphaned[1]})
+        reply = await household.mesh["b"].call(orphaned[0], question, timeout_seconds=10.0)
         assert reply.fields == {"over": False}
-        assert household.members["b"].service.slot.parked == parked
-        ended_jobs.note_ended(process.left, {parked[1]})
+        assert household.members["b"].service.slot.orphaned == orphaned
+        ended_jobs.note_ended(process.left, {orphaned[1]})
         household.mesh.cut(household.mesh["a"], household.mesh["b"], "a link comes anew")
         await household.until_idle("b")
         await household.mesh.kill("a")
@@ -425,23 +425,23 @@ async def test_a_word_of_another_device_ends_no_wait_for_a_holder(tmp_path: Path
         await household.mesh.leave("a")
         household.mesh.elect("c")
         service = household.members["b"].service
-        engagement, parked = service.slot.engagement, service.slot.parked
-        assert engagement is not None
-        assert parked is not None
-        assignment = engagement.assignment
+        hosted, orphaned = service.slot.hosted, service.slot.orphaned
+        assert hosted is not None
+        assert orphaned is not None
+        assignment = hosted.assignment
         fields = {
-            **GenerationKey(parked[1], assignment.key.generation + 1).fields(),
+            **GenerationKey(orphaned[1], assignment.key.generation + 1).fields(),
             "digest": assignment.digest,
             "alive": [memory_id(name) for name in "bc"],
         }
         with pytest.raises(PeerError, match="another device's"):
             await household.mesh["c"].call(
                 memory_id("b"),
-                Message(INVENTORY, fields),
+                Message(STATE_REPORT, fields),
                 timeout_seconds=10.0,
                 reply_parts=limited(LARGE.most_bytes),
             )
-        assert service.slot.parked == parked
+        assert service.slot.orphaned == orphaned
 
 
 async def test_a_process_that_asks_and_does_not_go_on_ends_no_wait(
@@ -452,13 +452,13 @@ async def test_a_process_that_asks_and_does_not_go_on_ends_no_wait(
         process = await killed(household, tmp_path, 3)
         await household.until_waiting("b", "c")
         services = [household.members[name].service for name in ("b", "c")]
-        parked = [service.slot.parked for service in services]
+        orphaned = [service.slot.orphaned for service in services]
         process.left.remove(JOB_FILE)
         with pytest.raises(OptionError, match="have this training up to step"):
             await again(household, process, momentum_job(), one_stage_each(3))
-        assert [service.slot.parked for service in services] == parked
+        assert [service.slot.orphaned for service in services] == orphaned
         await household.mesh.leave("a")
-        assert [service.slot.parked for service in services] == parked
+        assert [service.slot.orphaned for service in services] == orphaned
         monkeypatch.setattr(job_slot, "MIN_PARK_SECONDS", 0.0)
         await run_of_b(household, make_job(epochs=1)).run()
         await household.until_idle("c")

@@ -15,7 +15,7 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assign import Fetches
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.kinds import INVENTORY, PREPARE
+from p2ptrain.messages.kinds import PREPARE, STATE_REPORT
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.net.message import Message
 from p2ptrain.state.transfer_client import TransferredState
@@ -32,9 +32,9 @@ async def _command(household: Devices, number: int) -> None:
     """To stop, or to be made ready."""
     rng = random.Random(number)
     target = rng.choice("bc")
-    engagement = household.members[target].service.slot.engagement
-    assert engagement is not None
-    assignment = engagement.assignment
+    hosted = household.members[target].service.slot.hosted
+    assert hosted is not None
+    assignment = hosted.assignment
     generation = rng.choice(
         [0, 1, assignment.key.generation, assignment.key.generation + rng.randrange(10_000)]
     )
@@ -45,7 +45,7 @@ async def _command(household: Devices, number: int) -> None:
             "digest": assignment.digest,
             "alive": [memory_id(name) for name in "abcd"],
         }
-        message = Message(INVENTORY, fields)
+        message = Message(STATE_REPORT, fields)
     else:
         stale = replace(assignment, key=key)
         parts = (memoryview(stale.to_bytes()), Fetches(()).to_part())
@@ -107,7 +107,7 @@ async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.Monk
             stale = replace(assignment, key=key)
             parts = (memoryview(stale.to_bytes()), Fetches(()).to_part())
             for message in (
-                Message(INVENTORY, {**key.fields(), **about}),
+                Message(STATE_REPORT, {**key.fields(), **about}),
                 Message(PREPARE, {"needed": {"compute_bytes": 0}, "gather": True}, parts),
             ):
                 with pytest.raises(PeerError):
@@ -125,5 +125,5 @@ async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.Monk
         monkeypatch.setattr(generation_builder, "fetch_units", interrupted)
         options = TrainOptions(wait_for=3, planner="pp", steps=2)
         await household.holder_run(make_job(), options).run()
-        assert refused == [INVENTORY, PREPARE]
+        assert refused == [STATE_REPORT, PREPARE]
         assert len(household.losses) == 2

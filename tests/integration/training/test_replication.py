@@ -109,7 +109,7 @@ class Account:
             await self._changed.wait()
 
 
-def _keepers(household: Devices) -> list[tuple[tuple[int, int], str, str]]:
+def _backup_peers(household: Devices) -> list[tuple[tuple[int, int], str, str]]:
     """Of each stage: its units, its device, who keeps its copies."""
     stages = household.plan.stages
     names = [stage.devices[0].name for stage in stages]
@@ -194,9 +194,9 @@ async def test_copies_are_the_stages_bit_by_bit_and_lie_alike(
     def look() -> bool:
         if account.stable != LATER:
             return False
-        for units, owner, keeper in _keepers(household):
+        for units, owner, backup_peer in _backup_peers(household):
             own = _store(household, owner).of(StateEntry(*units, LATER, StateKind.KEPT))
-            copy = _store(household, keeper).of(StateEntry(*units, LATER, StateKind.REPLICA))
+            copy = _store(household, backup_peer).of(StateEntry(*units, LATER, StateKind.REPLICA))
             assert own is not None
             assert copy is not None
             assert list(own.tensors) == list(copy.tensors)
@@ -212,8 +212,8 @@ async def test_copies_are_the_stages_bit_by_bit_and_lie_alike(
     async with devices(3) as household:
         await Dying(household).train(job)
         assert sorted(looked) == ["a", "b", "c"]
-        keepers = [keeper for _, _, keeper in _keepers(household)]
-        assert sorted(name for name, _ in account.kept) == sorted(2 * keepers)
+        backup_peers = [backup_peer for _, _, backup_peer in _backup_peers(household)]
+        assert sorted(name for name, _ in account.kept) == sorted(2 * backup_peers)
         assert all(kept.failed is None for _, kept in account.kept)
 
 
@@ -223,7 +223,7 @@ async def test_what_is_older_than_the_stable_version_goes(monkeypatch: pytest.Mo
 
     def versions() -> set[Version]:
         stores = [_store(household, name) for name in "abc"]
-        return {holding.version for store in stores for holding in store.holdings()}
+        return {entry.version for store in stores for entry in store.entries()}
 
     def look(step: int, stable: Version) -> Callable[[], bool]:
         def ready() -> bool:
@@ -251,7 +251,7 @@ async def test_a_version_on_its_way_is_let_finish_though_every_later_one_is_want
         nonlocal most
         goes_on.set()
         for name in "abc":
-            own = [h for h in _store(household, name).holdings() if h.kind is StateKind.KEPT]
+            own = [h for h in _store(household, name).entries() if h.kind is StateKind.KEPT]
             most = max(most, len(own))
         return account.stable is not None
 
@@ -346,9 +346,9 @@ async def test_a_copy_that_has_changed_in_memory_is_not_gone_back_to(
         def spoil() -> bool:
             if account.stable != R:
                 return False
-            units, owner, keeper = next(k for k in _keepers(household) if k[1] != "a")
+            units, owner, backup_peer = next(k for k in _backup_peers(household) if k[1] != "a")
             dying.at[8] = owner
-            copy = _store(household, keeper).of(StateEntry(*units, R, StateKind.REPLICA))
+            copy = _store(household, backup_peer).of(StateEntry(*units, R, StateKind.REPLICA))
             assert copy is not None
             next(t for t in copy.tensors.values() if t.numel() > 4).view(-1)[3] += 1
             return True

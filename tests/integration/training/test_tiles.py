@@ -132,10 +132,10 @@ def check_replicas(household: Devices) -> None:
     """Every device of a stage holds the same bits."""
     states: dict[int, Mapping[str, Tensor]] = {}
     for member in household.members.values():
-        engagement = member.service.slot.engagement
-        if engagement is None or engagement.assignment.key.generation != household.plan.epoch:
+        hosted = member.service.slot.hosted
+        if hosted is None or hosted.assignment.key.generation != household.plan.epoch:
             continue  # it is dead, or has no part any more
-        for index, runner in engagement.runners.items():
+        for index, runner in hosted.runners.items():
             state = runner.live.copied({})
             first = states.setdefault(index, state)
             for name, tensor in state.items():

@@ -67,9 +67,9 @@ class Rounds:
 
     def note(self, step: int) -> None:
         """Who has how much of the maps now."""
-        engagement = self._household.members["a"].service.slot.engagement
-        assert engagement is not None
-        first = engagement.assignment.stages[0]
+        hosted = self._household.members["a"].service.slot.hosted
+        assert hosted is not None
+        first = hosted.assignment.stages[0]
         assert first.tiling is not None
         areas = first.tiling.areas(first.shares)
         self.areas[step] = dict(zip(first.devices, areas, strict=True))

@@ -70,14 +70,16 @@ class Changing:
         """Over the network."""
 
         def got(fields: dict[str, Any] | None) -> None:
-            if fields is None or "inventory" not in fields:
+            if fields is None or "state_report" not in fields:
                 self._feed(self._core.no_report, generation, device)
             else:
-                self._feed(self._core.state_reported, generation, fields["inventory"])
+                self._feed(self._core.state_reported, generation, fields["state_report"])
 
         self._node.world.failpoint(self._node)
         asked = {"apply": None if forward is None else forward.version, "rebuild": rebuild}
-        self._node.call(device, "inventory", got, generation=generation, coefficient=None, **asked)
+        self._node.call(
+            device, "state_report", got, generation=generation, coefficient=None, **asked
+        )
 
     def prepare(
         self, placed: Placement, wanted: Mapping[str, tuple[Fetch, ...]], *, gathers: bool
@@ -201,10 +203,10 @@ def random_stages(node: Node, devices: list[str], holder: str) -> tuple[PlacedSt
     stages = []
     for p, ((first, end), group) in enumerate(zip(borders, groups, strict=True)):
         neighbours = groups[p + 1] if p + 1 < len(groups) else groups[p - 1]
-        keeper = None
+        backup_peer = None
         if len(group) == 1 and len(groups) > 1:
-            keeper = neighbours[0]
+            backup_peer = neighbours[0]
         elif len(group) == 1 and len(devices) > 1:
-            keeper = next(device for device in devices if device != group[0])
-        stages.append(PlacedStage(first, end, tuple(group), keeper))
+            backup_peer = next(device for device in devices if device != group[0])
+        stages.append(PlacedStage(first, end, tuple(group), backup_peer))
     return tuple(stages)

@@ -260,9 +260,9 @@ class Holder(Node):
             match result:
                 case snapshot_tracker.SnapshotComplete(version):
                     self.tell(holder_events.SnapshotStable(version))
-                case snapshot_tracker.TryBackupPeer(owner, keeper):
+                case snapshot_tracker.TryBackupPeer(owner, backup_peer):
                     again = StageCopy(copy.generation, result.first, result.end, result.version)
-                    self.world.send(self.id, owner, "keeper", copy=again, keeper=keeper)
+                    self.world.send(self.id, owner, "keeper", copy=again, backup_peer=backup_peer)
                 case snapshot_tracker.SnapshotAbandoned():
                     self.abandoned += 1
 
@@ -308,7 +308,7 @@ class Holder(Node):
     def _is_really_lost(self, lost: StateLost) -> bool:
         """Whether no version of the history is whole on processes that live, reached or not."""
         nodes = [n for n in self.world.nodes.values() if isinstance(n, Node) and n.runs]
-        versions = {holding.version for node in nodes for holding in node.copies}
+        versions = {entry.version for node in nodes for entry in node.copies}
         versions |= {seat.version for node in nodes for seat in node.seats.values()}
         return not any(
             all(

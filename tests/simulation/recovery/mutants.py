@@ -25,7 +25,7 @@ class AppliesInAnyGeneration(WorkerCore):
     def commit(
         self, peer: str, generation: int, step: int, coefficient: Coefficient | None = None
     ) -> None:
-        if self.running is not None and self._trained.holdings:
+        if self.running is not None and self._trained.entries:
             version = Version(step + 1, self.running.generation)
             self._port.apply_update(self.running.generation, version, None, keep=False)
 
@@ -87,9 +87,9 @@ class ReadsAnyVersion(Node):
     """Gives whatever it has of a unit, whatever was asked for."""
 
     def state(self, unit: int, version: Version) -> int | None:
-        for holding, states in self.copies.items():
-            if holding.has(unit):
-                return states[unit - holding.first]
+        for entry, states in self.copies.items():
+            if entry.has(unit):
+                return states[unit - entry.first]
         return super().state(unit, version)
 
 
@@ -139,39 +139,39 @@ class RollsForwardAlone(ChangeCore):
         super().state_reported(generation, _applied(report))
 
 
-def _applied(inventory: StateReport) -> StateReport:
+def _applied(state_report: StateReport) -> StateReport:
     """As if every update that is ready had been applied somewhere."""
     proof = tuple(
-        StateEntry(holding.first, holding.end, holding.ready, StateKind.LIVE)
-        for holding in inventory.holdings
-        if holding.ready is not None
+        StateEntry(entry.first, entry.end, entry.ready, StateKind.LIVE)
+        for entry in state_report.entries
+        if entry.ready is not None
     )
-    return dataclasses.replace(inventory, holdings=inventory.holdings + proof)
+    return dataclasses.replace(state_report, entries=state_report.entries + proof)
 
 
 class MixesHistories(ChangeCore):
     """Takes a step for a version, whoever computed it."""
 
     def state_reported(self, generation: int, report: StateReport) -> None:
-        merged = tuple(self._merged(holding) for holding in report.holdings)
-        super().state_reported(generation, dataclasses.replace(report, holdings=merged))
+        merged = tuple(self._merged(entry) for entry in report.entries)
+        super().state_reported(generation, dataclasses.replace(report, entries=merged))
 
-    def _merged(self, holding: StateEntry) -> StateEntry:
+    def _merged(self, entry: StateEntry) -> StateEntry:
         eras = self._ask.past.lineage.eras
         computed = max(
-            (era.generation for era in eras if era.start < holding.version.step), default=0
+            (era.generation for era in eras if era.start < entry.version.step), default=0
         )
-        version = Version(holding.version.step, computed)
-        return dataclasses.replace(holding, version=version, ready=None)
+        version = Version(entry.version.step, computed)
+        return dataclasses.replace(entry, version=version, ready=None)
 
 
 class GivesAnyHistory(Node):
     """Gives a unit at a step, whoever computed it."""
 
     def state(self, unit: int, version: Version) -> int | None:
-        for holding, states in self.copies.items():
-            if holding.has(unit) and holding.version.step == version.step:
-                return states[unit - holding.first]
+        for entry, states in self.copies.items():
+            if entry.has(unit) and entry.version.step == version.step:
+                return states[unit - entry.first]
         for seat in self.seats.values():
             if seat.version.step == version.step and seat.first <= unit < seat.end:
                 return seat.states[unit - seat.first]

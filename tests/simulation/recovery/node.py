@@ -206,7 +206,7 @@ class Node:
             case "reply":
                 number = fields.pop("number")
                 self._answered(number, fields)
-            case "inventory":
+            case "state_report":
                 self.feed(self.core.state_asked, StateReportAsked(peer=peer, **fields))
             case "prepare":
                 self.feed(self.core.prepare_asked, peer=peer, **fields)
@@ -285,18 +285,18 @@ class Node:
 
     # -- what the core has done --------------------------------------------------------------
 
-    def answer_state(self, request: int, peer: str, holdings: tuple[StateEntry, ...]) -> None:
+    def answer_state(self, request: int, peer: str, entries: tuple[StateEntry, ...]) -> None:
         """See `WorkerPort`, as of all that follow."""
-        inventory = StateReport(
+        state_report = StateReport(
             self.id,
             self.core.generation,
-            holdings,
+            entries,
             self._linked(),
             logged=ReplayWindow(self.log.generation, self.log.since)
             if self.log.generation
             else None,
         )
-        self.reply(peer, request, inventory=inventory)
+        self.reply(peer, request, state_report=state_report)
 
     def answer_ready(self, request: int, peer: str, trouble: PrepareFailed | None) -> None:
         """Over the network."""
@@ -328,12 +328,12 @@ class Node:
         """Over the network."""
         self.world.send(self.id, peer, "offer", copy=copy)
 
-    def drop_state(self, holdings: tuple[StateEntry, ...]) -> None:
+    def drop_state(self, entries: tuple[StateEntry, ...]) -> None:
         """At once."""
-        for holding in holdings:
-            self.copies.pop(holding, None)
-            if holding.kind is StateKind.LIVE:
-                self.seats.pop(holding.first, None)
+        for entry in entries:
+            self.copies.pop(entry, None)
+            if entry.kind is StateKind.LIVE:
+                self.seats.pop(entry.first, None)
 
     def report_copy(self, holder: str, copy: StageCopy, failed: str | None) -> None:
         """Over the network."""
@@ -626,9 +626,9 @@ class Node:
         for seat in self.seats.values():
             if seat.version == version and seat.first <= unit < seat.end:
                 return seat.states[unit - seat.first]
-        for holding, states in self.copies.items():
-            if holding.version == version and holding.has(unit):
-                return states[unit - holding.first]
+        for entry, states in self.copies.items():
+            if entry.version == version and entry.has(unit):
+                return states[unit - entry.first]
         return None
 
     def _on_read(self, peer: str, request: int, unit: int, version: Version, relayed: int) -> None:

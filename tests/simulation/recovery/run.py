@@ -167,9 +167,9 @@ class Household:
         copies = list(node.copies.items())
         if copies == node.checked:
             return
-        for holding, states in copies:
-            if states != truth.of(holding.version)[holding.first : holding.end]:
-                raise InvariantViolated(f"{node.id}: {holding} is something else")
+        for entry, states in copies:
+            if states != truth.of(entry.version)[entry.first : entry.end]:
+                raise InvariantViolated(f"{node.id}: {entry} is something else")
         kept = {c.version for c in node.copies if c.kind in (StateKind.KEPT, StateKind.REPLICA)}
         if len(kept) > 4:
             raise InvariantViolated(f"{node.id} keeps {len(kept)} versions")

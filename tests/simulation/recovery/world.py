@@ -125,7 +125,7 @@ class World:
         link = self.network.end(path)
         if sender != receiver and link is None:
             return False
-        if kind in ("inventory", "prepare"):
+        if kind in ("state_report", "prepare"):
             self._commands = [*self._commands[-30:], (sender, receiver, kind, fields)]
         lane = (sender, receiver, kind)
         delay = self.slow * self.rng.expovariate(1.0) + 0.0002

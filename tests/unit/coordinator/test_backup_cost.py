@@ -1,4 +1,4 @@
-"""A plan's copies: keepers by what memory the plan leaves, what they cost, and words about it."""
+"""A plan's copies: peers by what memory the plan leaves, what they cost, and words about it."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ REQUEST = cast(
     SimpleNamespace(
         batch_size=64,
         micro_batch=0,
-        least_piece=1,
+        min_micro_batch=1,
         may_divide=True,
         asynchrony=None,
         ftpipehd=None,

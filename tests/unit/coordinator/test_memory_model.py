@@ -42,7 +42,7 @@ def request(batch_size: int = 16, micro_batch: int = 4, planner: str = "pp") -> 
         optimizer_state_ratio=1.0,
         batch_size=batch_size,
         micro_batch=micro_batch,
-        least_piece=1,
+        min_micro_batch=1,
         planner=planner,
         private_first=0,
         private_last=0,

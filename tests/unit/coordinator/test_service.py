@@ -12,7 +12,7 @@ from p2ptrain.coordinator import service as coordinator
 from p2ptrain.coordinator.plan_question import ReplanReply, ReplanRequest
 from p2ptrain.coordinator.service import CoordinatorService
 from p2ptrain.errors import PeerError
-from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END
+from p2ptrain.messages.kinds import REPLAN, REPLAN_END
 from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.messages.requesters import Due
 from p2ptrain.net.message import Message
@@ -83,7 +83,7 @@ async def _consider(mesh: MemoryHousehold, name: str, reason: ReconfigureReason)
     )
     reply = await mesh[name].call(
         mesh["a"].self_id,
-        Message(CONSIDER, {}, (memoryview(asked.to_bytes()),)),
+        Message(REPLAN, {}, (memoryview(asked.to_bytes()),)),
         timeout_seconds=20.0,
         reply_parts=limited(LARGE.most_bytes),
     )
@@ -99,7 +99,7 @@ async def test_a_leave_does_not_wait_for_a_look_that_was_given_up(
         other = asyncio.create_task(_consider(mesh, "c", ReconfigureReason.DRIFT))
         await looks.drifts.acquire()
         await looks.drifts.acquire()
-        await mesh["b"].send(mesh["a"].self_id, Message(CONSIDER_END, {"job": "j"}))
+        await mesh["b"].send(mesh["a"].self_id, Message(REPLAN_END, {"job": "j"}))
         assert (await _consider(mesh, "b", ReconfigureReason.LEAVE)).reason == "found at once"
         with pytest.raises(PeerError, match="given up"):
             await drift

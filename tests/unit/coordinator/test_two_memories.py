@@ -240,7 +240,7 @@ def test_copies_go_where_the_host_has_memory() -> None:
     assert needed.host_bytes is not None
     own_bytes = 2 * 3 * 16 * MIB  # two versions of three layers, of weights and momentum
     full = replace(needed, host_bytes=needed.host_bytes + own_bytes)
-    for memory, keeper in (
+    for memory, backup_peer in (
         (ROOMY, "y"),
         (replace(full, compute_bytes=ROOMY.compute_bytes), "z"),
         (replace(full, host_bytes=ROOMY.host_bytes), "y"),
@@ -250,7 +250,7 @@ def test_copies_go_where_the_host_has_memory() -> None:
         found = plan_backups(
             replace(asked, replicas=True), plan, stages, candidates, home.links, "x"
         )
-        assert found.stages[0].copies_to == keeper
+        assert found.stages[0].copies_to == backup_peer
 
 
 def test_members_of_one_machine_count_the_host_s_memory_once() -> None:

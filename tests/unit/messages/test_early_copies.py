@@ -52,10 +52,10 @@ class Holder:
         self.copies = SnapshotManager(household["h"], "j", self.stable.append, print)
         self.copies.begin(assignment(), None, FIRST)
 
-    async def hears(self, keeper: str, units: tuple[int, int], version: Version) -> None:
+    async def hears(self, backup_peer: str, units: tuple[int, int], version: Version) -> None:
         kept = SnapshotKept(version, *units)
         message = Message(REPLICA_KEPT, {**KEY.fields(), **kept.fields()})
-        await self.copies._kept(keeper, message)
+        await self.copies._kept(backup_peer, message)
 
 
 async def test_a_version_is_stable_once_it_is_whole_and_counts() -> None:

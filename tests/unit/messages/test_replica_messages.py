@@ -63,8 +63,8 @@ def test_an_order_names_them_too(named: list[Version], offer: bool) -> None:
 
 
 @given(versions, units, st.text("abc0", max_size=64))
-def test_so_is_another_keeper(version: Version, place: tuple[int, int], keeper: str) -> None:
-    other = BackupAssignment(version, *place, keeper)
+def test_so_is_another_keeper(version: Version, place: tuple[int, int], backup_peer: str) -> None:
+    other = BackupAssignment(version, *place, backup_peer)
     assert BackupAssignment.read(sent(other.fields())) == other
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from p2ptrain.api.device_services import DeviceServices
 from p2ptrain.errors import NotCoordinator, PeerError
 from p2ptrain.mesh.interface import MemberState, Mesh, MeshMember
-from p2ptrain.messages.kinds import INVENTORY, MEASURE_LINKS, MEASURE_PROFILE
+from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, STATE_REPORT
 from p2ptrain.messages.requesters import AskedTime, Booking, Due
 from p2ptrain.net.message import Message
 from tests.support.memory_household import MemoryHousehold, memory_id
@@ -89,7 +89,7 @@ async def member_b(mesh: MemoryHousehold, *only_for: str) -> DeviceServices:
     return member
 
 
-@pytest.mark.parametrize("kind", [MEASURE_PROFILE, MEASURE_LINKS, INVENTORY])
+@pytest.mark.parametrize("kind", [MEASURE_PROFILE, MEASURE_LINKS, STATE_REPORT])
 async def test_others_are_refused_in_plain_words(mesh: MemoryHousehold, kind: str) -> None:
     member = await member_b(mesh, "a")
     fields = {**MEASURE, **STOCK, "holder": memory_id("c"), "peers": []}

@@ -53,10 +53,10 @@ def test_copies_take_two_versions_of_what_is_here_and_of_what_is_kept_for_others
     """a | b c | d  , of which "bc" is a group: b keeps for a, c for d."""
     stages = protected("a", "bc", "d").stages
     sizes = [KeptBytes(10), KeptBytes(100), KeptBytes(1000)]
-    keepers = {stages[0].copies_to: 10, stages[2].copies_to: 1000}
+    backup_peers = {stages[0].copies_to: 10, stages[2].copies_to: 1000}
     taken = copies_bytes(stages, sizes)
     own = {"a": 10, "b": 100, "c": 100, "d": 1000}
-    assert taken == {name: 2 * (size + keepers.get(name, 0)) for name, size in own.items()}
+    assert taken == {name: 2 * (size + backup_peers.get(name, 0)) for name, size in own.items()}
     more = copies_bytes(stages, sizes, SLOTS_WITH_CHECKPOINTS)
     assert more == {name: taken[name] + size for name, size in own.items()}
 
@@ -142,18 +142,20 @@ def test_nobody_is_given_more_than_it_has_room_for(
     if any(kept):
         for device, room in spare.items():
             own = [n for n, s in zip(sizes, stages, strict=True) if device in s.devices]
-            others = [n for n, keeper in zip(sizes, kept, strict=True) if keeper == device]
+            others = [
+                n for n, backup_peer in zip(sizes, kept, strict=True) if backup_peer == device
+            ]
             versions = sum(SLOTS * size.changing for size in (*own, *others))
             assert versions + sum(size.frozen for size in others) <= room
-    for p, (stage, keeper) in enumerate(zip(stages, kept, strict=True)):
+    for p, (stage, backup_peer) in enumerate(zip(stages, kept, strict=True)):
         alone = len(stage.devices) == 1 and len({d for s in stages for d in s.devices}) > 1
         told = p in {missing.stage for missing in found.unprotected}
-        assert alone == ((keeper is not None) or told)
-        assert keeper is None or keeper in backup_peers_of(stages, p)
+        assert alone == ((backup_peer is not None) or told)
+        assert backup_peer is None or backup_peer in backup_peers_of(stages, p)
 
 
-def having(**holdings: list[StateEntry]) -> dict[str, StateReport]:
-    return {device: StateReport(device, holdings=tuple(held)) for device, held in holdings.items()}
+def having(**entries: list[StateEntry]) -> dict[str, StateReport]:
+    return {device: StateReport(device, entries=tuple(held)) for device, held in entries.items()}
 
 
 def copy(first: int, end: int, kind: StateKind, version: Version = R) -> StateEntry:

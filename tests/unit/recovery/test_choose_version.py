@@ -30,13 +30,13 @@ def _live(first: int, end: int, step: int, *, ready: bool = False) -> StateEntry
     return StateEntry(first, end, _v(step), StateKind.LIVE, _v(step + 1) if ready else None)
 
 
-def _reports(**holdings: list[StateEntry]) -> dict[str, StateReport]:
-    return {device: StateReport(device, holdings=tuple(own)) for device, own in holdings.items()}
+def _reports(**entries: list[StateEntry]) -> dict[str, StateReport]:
+    return {device: StateReport(device, entries=tuple(own)) for device, own in entries.items()}
 
 
 def test_all_at_one_version_goes_on_there() -> None:
-    stock = _reports(a=[_live(0, 2, 7, ready=True)], b=[_live(2, 4, 7)])
-    choice = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7))
+    state_reports = _reports(a=[_live(0, 2, 7, ready=True)], b=[_live(2, 4, 7)])
+    choice = choose_version(4, state_reports, KnownPast(_ONE_GENERATION, reported=7))
     assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (_v(7), 0)
     assert choice.places == (("a",), ("a",), ("b",), ("b",))
@@ -45,10 +45,10 @@ def test_all_at_one_version_goes_on_there() -> None:
 def test_without_a_barrier_what_nobody_was_told_of_is_not_gone_on_with() -> None:
     """All stages may have made an update that the holder has not heard of from each of them."""
     kept = {device: StateEntry(*units, _v(5), StateKind.KEPT) for device, units in _HALVES.items()}
-    stock = _reports(**{d: [_live(*_HALVES[d], 7), kept[d]] for d in _HALVES})
+    state_reports = _reports(**{d: [_live(*_HALVES[d], 7), kept[d]] for d in _HALVES})
     for reported, version in ((6, 5), (7, 7)):
         past = KnownPast(_ONE_GENERATION, reported=reported, asynchronous=True)
-        choice = choose_version(4, stock, past)
+        choice = choose_version(4, state_reports, past)
         assert isinstance(choice, VersionChoice)
         assert (choice.version, choice.replayed) == (_v(version), reported - version)
 
@@ -56,45 +56,52 @@ def test_without_a_barrier_what_nobody_was_told_of_is_not_gone_on_with() -> None
 def test_stages_at_different_versions_are_no_version() -> None:
     """As asynchronous stages are, at any moment: only their copies are a cut."""
     kept = {device: StateEntry(*units, _v(5), StateKind.KEPT) for device, units in _HALVES.items()}
-    stock = _reports(a=[_live(0, 2, 7), kept["a"]], b=[_live(2, 4, 8), kept["b"]])
-    choice = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7, asynchronous=True))
+    state_reports = _reports(a=[_live(0, 2, 7), kept["a"]], b=[_live(2, 4, 8), kept["b"]])
+    choice = choose_version(
+        4, state_reports, KnownPast(_ONE_GENERATION, reported=7, asynchronous=True)
+    )
     assert isinstance(choice, VersionChoice)
     assert choice.version == _v(5)
 
 
 def test_who_is_ready_for_what_another_has_applied_applies_it_first() -> None:
     applied = StateEntry(0, 2, _v(7), StateKind.LIVE, None, (0.5, "torch.float32"))
-    stock = _reports(a=[applied], b=[_live(2, 3, 6, ready=True)], c=[_live(3, 4, 6, ready=True)])
-    forward = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7, clips=True))
+    state_reports = _reports(
+        a=[applied], b=[_live(2, 3, 6, ready=True)], c=[_live(3, 4, 6, ready=True)]
+    )
+    forward = choose_version(4, state_reports, KnownPast(_ONE_GENERATION, reported=7, clips=True))
     assert forward == RollForward(("b", "c"), _v(7), (0.5, "torch.float32"))
 
 
 def test_nobody_applied_so_being_ready_means_nothing() -> None:
-    stock = _reports(a=[_live(0, 2, 6, ready=True)], b=[_live(2, 4, 6, ready=True)])
-    choice = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=6))
+    state_reports = _reports(a=[_live(0, 2, 6, ready=True)], b=[_live(2, 4, 6, ready=True)])
+    choice = choose_version(4, state_reports, KnownPast(_ONE_GENERATION, reported=6))
     assert isinstance(choice, VersionChoice)
     assert choice.version == _v(6)
 
 
 def test_without_the_clipping_coefficient_nobody_applies() -> None:
-    stock = _reports(a=[_live(0, 4, 7)], b=[_live(2, 4, 6, ready=True)])
+    state_reports = _reports(a=[_live(0, 4, 7)], b=[_live(2, 4, 6, ready=True)])
     assert isinstance(
-        choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7, clips=True)), VersionChoice
+        choose_version(4, state_reports, KnownPast(_ONE_GENERATION, reported=7, clips=True)),
+        VersionChoice,
     )
-    assert isinstance(choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7)), RollForward)
+    assert isinstance(
+        choose_version(4, state_reports, KnownPast(_ONE_GENERATION, reported=7)), RollForward
+    )
 
 
 def test_gradients_of_another_generation_are_not_the_update_that_somebody_applied() -> None:
     lineage = Lineage((Era(1, 0, 0), Era(2, 6, 1)))
     applied = StateEntry(0, 4, Version(7, 2), StateKind.LIVE)
-    stock = _reports(a=[applied], b=[_live(2, 4, 6, ready=True)])
-    choice = choose_version(4, stock, KnownPast(lineage, reported=7))
+    state_reports = _reports(a=[applied], b=[_live(2, 4, 6, ready=True)])
+    choice = choose_version(4, state_reports, KnownPast(lineage, reported=7))
     assert isinstance(choice, VersionChoice)
     assert choice.version == Version(7, 2)
 
 
 def test_a_death_goes_back_to_the_newest_version_that_is_whole() -> None:
-    stock = _reports(
+    state_reports = _reports(
         a=[
             _live(0, 2, 7),
             StateEntry(0, 2, _v(4), StateKind.KEPT),
@@ -106,7 +113,7 @@ def test_a_death_goes_back_to_the_newest_version_that_is_whole() -> None:
             StateEntry(3, 4, _v(4), StateKind.REPLICA),
         ],
     )
-    choice = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=7))
+    choice = choose_version(4, state_reports, KnownPast(_ONE_GENERATION, reported=7))
     assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (_v(4), 3)
     assert choice.places[3] == ("b",)
@@ -114,25 +121,27 @@ def test_a_death_goes_back_to_the_newest_version_that_is_whole() -> None:
 
 def test_a_version_of_an_abandoned_history_is_not_mixed_in() -> None:
     lineage = Lineage((Era(1, 0, 0), Era(2, 4, 1)))
-    stock = _reports(
+    state_reports = _reports(
         a=[
             StateEntry(0, 2, Version(6, 2), StateKind.LIVE),
             StateEntry(0, 2, _v(4), StateKind.KEPT),
         ],
         b=[StateEntry(2, 4, _v(6), StateKind.LIVE), StateEntry(2, 4, _v(4), StateKind.KEPT)],
     )
-    choice = choose_version(4, stock, KnownPast(lineage, reported=7))
+    choice = choose_version(4, state_reports, KnownPast(lineage, reported=7))
     assert isinstance(choice, VersionChoice)
     assert choice.version == _v(4)
 
 
 def test_the_first_weights_serve_while_little_must_be_done_again() -> None:
     first = FullSnapshot(Version(0, 0), "a", StateKind.INITIAL, most_replayed=5)
-    stock = _reports(a=[_live(0, 2, 5)])
-    choice = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=5, copies=(first,)))
+    state_reports = _reports(a=[_live(0, 2, 5)])
+    choice = choose_version(
+        4, state_reports, KnownPast(_ONE_GENERATION, reported=5, copies=(first,))
+    )
     assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (Version(0, 0), 5)
-    lost = choose_version(4, stock, KnownPast(_ONE_GENERATION, reported=6, copies=(first,)))
+    lost = choose_version(4, state_reports, KnownPast(_ONE_GENERATION, reported=6, copies=(first,)))
     assert isinstance(lost, StateLost)
     assert "step 0, 6 steps back" in lost.reason
 
@@ -147,10 +156,10 @@ def test_a_first_plan_starts_from_the_first_weights() -> None:
 
 
 def test_what_is_lost_is_named_and_only_silence_leaves_hope() -> None:
-    stock = _reports(a=[_live(0, 2, 7)], c=[])
+    state_reports = _reports(a=[_live(0, 2, 7)], c=[])
     places = {"a": ((0, 2),), "b": ((2, 4),), "c": ((3, 4),)}
     lost = choose_version(
-        4, stock, KnownPast(_ONE_GENERATION, 7, places=places, silent=frozenset({"b"}))
+        4, state_reports, KnownPast(_ONE_GENERATION, 7, places=places, silent=frozenset({"b"}))
     )
     assert lost == StateLost(
         (2, 3), ("b", "c"), False, lost.reason if isinstance(lost, StateLost) else ""
@@ -158,12 +167,12 @@ def test_what_is_lost_is_named_and_only_silence_leaves_hope() -> None:
     parts = frozenset({"a", "d"})  # d of an earlier plan: it may have an older version
     old = choose_version(
         4,
-        stock,
+        state_reports,
         KnownPast(_ONE_GENERATION, 7, places=places, silent=parts - {"a"}, took_part=parts),
     )
     assert isinstance(old, StateLost)
     assert (old.last_places, old.certain) == (("b", "c", "d"), False)
-    gone = choose_version(4, stock, KnownPast(_ONE_GENERATION, 7, places=places))
+    gone = choose_version(4, state_reports, KnownPast(_ONE_GENERATION, 7, places=places))
     assert isinstance(gone, StateLost)
     assert gone.certain
 
@@ -192,13 +201,13 @@ _LINEAGES = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 2)), max_size=3
 
 @given(_STOCK, _LINEAGES, st.booleans())
 def test_as_trying_every_version_would(
-    holdings: dict[str, list[StateEntry]], lineage: Lineage, offered: bool
+    entries: dict[str, list[StateEntry]], lineage: Lineage, offered: bool
 ) -> None:
     copies = (FullSnapshot(Version(1, 0), "a", StateKind.GLOBAL),) if offered else ()
-    stock = _reports(**holdings)
+    state_reports = _reports(**entries)
     past = KnownPast(lineage, reported=4, copies=copies)
-    everything = [(device, holding) for device, own in holdings.items() for holding in own]
-    valid = [holding for _, holding in everything if lineage.is_valid(holding.version)]
+    everything = [(device, entry) for device, own in entries.items() for entry in own]
+    valid = [entry for _, entry in everything if lineage.is_valid(entry.version)]
     newest_live = max((h.version for h in valid if h.kind is StateKind.LIVE), default=None)
     whole = [
         version
@@ -210,15 +219,15 @@ def test_as_trying_every_version_would(
                 any(h.version == version and h.has(u) for _, h in everything) for u in range(_UNITS)
             )
         )
-        or (offered and version == Version(1, 0) and "a" in stock)
+        or (offered and version == Version(1, 0) and "a" in state_reports)
     ]
-    answer = choose_version(_UNITS, stock, past)
+    answer = choose_version(_UNITS, state_reports, past)
     match answer:
         case RollForward(devices, version):
             assert version == newest_live
             assert devices
             assert all(
-                any(h.ready == version and lineage.is_valid(h.version) for h in holdings[device])
+                any(h.ready == version and lineage.is_valid(h.version) for h in entries[device])
                 for device in devices
             )
         case VersionChoice(version, places):
@@ -226,7 +235,7 @@ def test_as_trying_every_version_would(
             for unit, devices in enumerate(places):
                 assert devices
                 for device in devices:
-                    has = any(h.version == version and h.has(unit) for h in holdings[device])
+                    has = any(h.version == version and h.has(unit) for h in entries[device])
                     assert has or (offered and device == "a")
         case StateLost():
             assert not whole

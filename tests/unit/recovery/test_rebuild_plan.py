@@ -51,13 +51,13 @@ def _copy(first: int, end: int, version: Version) -> StateEntry:
 
 
 def _has(
-    device: str, *holdings: StateEntry, since: int = COPIED, generation: int = GENERATION
+    device: str, *entries: StateEntry, since: int = COPIED, generation: int = GENERATION
 ) -> StateReport:
-    return StateReport(device, holdings=holdings, logged=ReplayWindow(generation, since))
+    return StateReport(device, entries=entries, logged=ReplayWindow(generation, since))
 
 
-def _reports(*inventories: StateReport) -> dict[str, StateReport]:
-    return {inventory.device: inventory for inventory in inventories}
+def _reports(*state_reports: StateReport) -> dict[str, StateReport]:
+    return {state_report.device: state_report for state_report in state_reports}
 
 
 LEAST_STEPS = HOME.rebuild_min_steps
@@ -68,9 +68,9 @@ _EXPECTED = Rebuild("c", 1, 2, 4, GENERATION, _v(COPIED), _v(NOW))
 
 
 def _found(
-    stock: Mapping[str, StateReport], present: Placement | None = _PRESENT
+    state_reports: Mapping[str, StateReport], present: Placement | None = _PRESENT
 ) -> tuple[object, ...]:
-    return plan_rebuilds(6, stock, _LINEAGE, present)
+    return plan_rebuilds(6, state_reports, _LINEAGE, present)
 
 
 def test_the_keeper_makes_it_from_what_the_neighbours_sent() -> None:
@@ -78,7 +78,7 @@ def test_the_keeper_makes_it_from_what_the_neighbours_sent() -> None:
 
 
 @pytest.mark.parametrize(
-    "stock",
+    "state_reports",
     [
         pytest.param(_reports(_HOLDER, _has("c", _live(4, 6))), id="nobody has a copy"),
         pytest.param(_reports(_has("h", _live(0, 2), since=31), _KEEPER), id="one forgot a step"),
@@ -88,7 +88,7 @@ def test_the_keeper_makes_it_from_what_the_neighbours_sent() -> None:
         pytest.param(_reports(replace(_HOLDER, logged=None), _KEEPER), id="it has no log"),
         pytest.param(
             _reports(_HOLDER, replace(_KEEPER, logged=ReplayWindow(GENERATION, 31))),
-            id="the keeper does not know what was ordered",
+            id="the backup peer does not know what was ordered",
         ),
         pytest.param(_reports(_KEEPER), id="a neighbour is gone too"),
         pytest.param(
@@ -104,19 +104,19 @@ def test_the_keeper_makes_it_from_what_the_neighbours_sent() -> None:
         ),
         pytest.param(
             _reports(_HOLDER, replace(_KEEPER, compute=ComputeKind("card"))),
-            id="the keeper computes with something else",
+            id="the backup peer computes with something else",
         ),
     ],
 )
-def test_where_something_is_missing_nothing_is_made(stock: dict[str, StateReport]) -> None:
-    assert _found(stock) == ()
+def test_where_something_is_missing_nothing_is_made(state_reports: dict[str, StateReport]) -> None:
+    assert _found(state_reports) == ()
 
 
 def test_stages_whose_gradients_were_summed_with_others_are_not_made() -> None:
-    stock = _reports(_HOLDER, _KEEPER)
+    state_reports = _reports(_HOLDER, _KEEPER)
     shared = replace(_STAGES[1], devices=("b", "d"))
-    assert _found(stock, replace(_PRESENT, stages=(_STAGES[0], shared, _STAGES[2]))) == ()
-    assert _found(stock, None) == ()
+    assert _found(state_reports, replace(_PRESENT, stages=(_STAGES[0], shared, _STAGES[2]))) == ()
+    assert _found(state_reports, None) == ()
 
 
 def test_what_an_accelerator_computed_is_made_by_one_of_its_kind() -> None:
@@ -126,16 +126,16 @@ def test_what_an_accelerator_computed_is_made_by_one_of_its_kind() -> None:
     assert _found(_reports(_HOLDER, _KEEPER), present) == ()
     card = replace(_KEEPER, compute=ComputeKind("card"))
     assert _found(_reports(_HOLDER, card), present) == (_EXPECTED,)
-    keeper = replace(_KEEPER, holdings=(*_KEEPER.holdings, kept, _copy(4, 6, _v(COPIED))))
+    backup_peer = replace(_KEEPER, entries=(*_KEEPER.entries, kept, _copy(4, 6, _v(COPIED))))
     past = KnownPast(_LINEAGE, NOW)
-    found = choose_version(6, _reports(_HOLDER, keeper), past, present)
+    found = choose_version(6, _reports(_HOLDER, backup_peer), past, present)
     assert isinstance(found, VersionChoice)
     assert found.version == _v(COPIED)
 
 
 def test_an_generation_s_first_version_will_do() -> None:
-    keeper = _has("c", _live(4, 6), _copy(2, 4, _PRESENT.version), since=20)
-    (found,) = _found(_reports(_has("h", _live(0, 2), since=20), keeper))
+    backup_peer = _has("c", _live(4, 6), _copy(2, 4, _PRESENT.version), since=20)
+    (found,) = _found(_reports(_has("h", _live(0, 2), since=20), backup_peer))
     assert found == replace(_EXPECTED, version=_PRESENT.version)
 
 
@@ -149,10 +149,10 @@ def test_each_device_makes_one() -> None:
     """`c` keeps both; of the second, somebody else must have a copy too."""
     stages = (*_STAGES, PlacedStage(6, 8, ("d",), "c"))
     present = replace(_PRESENT, stages=stages)
-    keeper = _has("c", _live(4, 6), _copy(2, 4, _v(COPIED)), _copy(6, 8, _v(COPIED)))
-    assert plan_rebuilds(8, _reports(_HOLDER, keeper), _LINEAGE, present) == ()
+    backup_peer = _has("c", _live(4, 6), _copy(2, 4, _v(COPIED)), _copy(6, 8, _v(COPIED)))
+    assert plan_rebuilds(8, _reports(_HOLDER, backup_peer), _LINEAGE, present) == ()
     holder = _has("h", _live(0, 2), _copy(6, 8, _v(COPIED)))
-    found = plan_rebuilds(8, _reports(holder, keeper), _LINEAGE, present)
+    found = plan_rebuilds(8, _reports(holder, backup_peer), _LINEAGE, present)
     assert {(one.device, one.stage) for one in found} == {("c", 1), ("h", 3)}
 
 
@@ -161,21 +161,21 @@ def test_going_back_is_the_choice_only_where_nothing_can_be_made() -> None:
         StateEntry(0, 2, _v(COPIED), StateKind.KEPT),
         StateEntry(4, 6, _v(COPIED), StateKind.KEPT),
     )
-    stock = _reports(
-        replace(_HOLDER, holdings=(*_HOLDER.holdings, kept[0])),
-        replace(_KEEPER, holdings=(*_KEEPER.holdings, kept[1])),
+    state_reports = _reports(
+        replace(_HOLDER, entries=(*_HOLDER.entries, kept[0])),
+        replace(_KEEPER, entries=(*_KEEPER.entries, kept[1])),
     )
     past = KnownPast(_LINEAGE, reported=NOW)
-    assert choose_version(6, stock, past, _PRESENT) == RebuildFirst((_EXPECTED,))
-    choice = choose_version(6, stock, past)
+    assert choose_version(6, state_reports, past, _PRESENT) == RebuildFirst((_EXPECTED,))
+    choice = choose_version(6, state_reports, past)
     assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (_v(COPIED), NOW - COPIED)
 
 
 def test_what_was_made_counts_as_what_was_there() -> None:
     made = StateEntry(2, 4, _v(NOW), StateKind.FETCHED)
-    stock = _reports(_HOLDER, replace(_KEEPER, holdings=(*_KEEPER.holdings, made)))
-    choice = choose_version(6, stock, KnownPast(_LINEAGE, reported=NOW), _PRESENT)
+    state_reports = _reports(_HOLDER, replace(_KEEPER, entries=(*_KEEPER.entries, made)))
+    choice = choose_version(6, state_reports, KnownPast(_LINEAGE, reported=NOW), _PRESENT)
     assert isinstance(choice, VersionChoice)
     assert (choice.version, choice.replayed) == (_v(NOW), 0)
 
@@ -190,11 +190,11 @@ def test_the_first_weights_are_no_reason_to_go_back_far() -> None:
 
 @given(st.integers(0, 60), st.integers(0, 60), st.integers(0, 60))
 def test_no_step_is_made_that_somebody_has_forgotten(one: int, other: int, copied: int) -> None:
-    stock = _reports(
+    state_reports = _reports(
         _has("h", _live(0, 2), since=one),
         _has("c", _live(4, 6), _copy(2, 4, _v(copied)), since=other),
     )
-    for made in plan_rebuilds(6, stock, _LINEAGE, _PRESENT):
+    for made in plan_rebuilds(6, state_reports, _LINEAGE, _PRESENT):
         assert max(one, other, 20) <= made.version.step <= NOW - LEAST_STEPS
         assert made.version.step == copied
 

@@ -1,4 +1,4 @@
-"""An inventory travels, and what cannot be one is refused."""
+"""A state report travels, and what cannot be one is refused."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ _FULL = StateReport(
 
 
 @given(st.lists(_HOLDINGS, max_size=6))
-def test_holdings_travel(holdings: list[StateEntry]) -> None:
-    inventory = StateReport("pi", holdings=tuple(holdings))
-    assert StateReport.from_bytes(inventory.to_bytes()) == inventory
+def test_holdings_travel(entries: list[StateEntry]) -> None:
+    state_report = StateReport("pi", entries=tuple(entries))
+    assert StateReport.from_bytes(state_report.to_bytes()) == state_report
 
 
 def test_everything_travels() -> None:
@@ -52,8 +52,8 @@ def test_everything_travels() -> None:
     [
         ("device", 7),
         ("generation", -1),
-        ("holdings", [{"units": [0, 1]}]),
-        ("holdings", [7] * 1025),
+        ("entries", [{"units": [0, 1]}]),
+        ("entries", [7] * 1025),
         ("linked", [7]),
         ("speeds", [["laptop", 0.0, 0.0]]),
         ("logged", [3]),
@@ -79,6 +79,6 @@ def test_what_cannot_be_an_inventory_is_refused(key: str, value: Any) -> None:
 )
 def test_what_cannot_be_a_holding_is_refused(key: str, value: Any) -> None:
     fields = cbor.loads(_FULL.to_bytes(), 1 << 20)
-    fields["holdings"][0][key] = value
+    fields["entries"][0][key] = value
     with pytest.raises(ProtocolError):
         StateReport.from_bytes(cbor.dumps(fields))

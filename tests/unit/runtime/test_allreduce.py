@@ -94,12 +94,12 @@ class LoggedSwitchboard(TensorRouter):
         self.turns: Callable[[], int] = lambda: 0
 
     async def send_frame(
-        self, device: str, line: StreamId, fields: Mapping[str, Any], parts: Sequence[memoryview]
+        self, device: str, stream: StreamId, fields: Mapping[str, Any], parts: Sequence[memoryview]
     ) -> None:
         for _ in range(self.turns()):
             await asyncio.sleep(0)
         self.log.append(f"sent {fields['bucket']}")
-        await super().send_frame(device, line, fields, parts)
+        await super().send_frame(device, stream, fields, parts)
 
 
 @dataclass
@@ -233,7 +233,7 @@ async def test_of_what_waits_to_be_sent_the_first_units_go_first(prepared: Prepa
         await asyncio.to_thread(_compute, first, (0, 2, 4), report=False)
         await asyncio.to_thread(_compute, second, (1, 3), report=False)
         await asyncio.gather(*(device.reduction.finish() for device in group))
-        sent = [int(line.split()[1]) for line in second.log if line.startswith("sent")]
+        sent = [int(stream.split()[1]) for stream in second.log if stream.startswith("sent")]
         begun = list(dict.fromkeys(sent))[:WINDOW]
         assert begun[0] == 0
         rank = second.reduction.summed.rank

@@ -29,8 +29,8 @@ device 2  2    1      0    2
 
 
 def test_the_picture() -> None:
-    for line in PICTURE.strip().splitlines():
-        _, place, *chunks = line.split()
+    for stream in PICTURE.strip().splitlines():
+        _, place, *chunks = stream.split()
         ring = RingPlace(int(place), 3)
         assert [str(ring.sent(step)) for step in range(ring.steps)] == chunks
 

@@ -92,11 +92,11 @@ async def test_ready_when_done_is_said_and_not_before_it_counts(captured: Captur
 async def test_a_copy_is_kept_where_the_order_says_so(captured: Captured) -> None:
     kept = Kept(captured)
     await kept.round(0)
-    assert kept.store.holdings() == ()
+    assert kept.store.entries() == ()
     await kept.round(1, keep=True)
     version = Version(2, GENERATION)
     assert kept.told == [(3, version, None)]
-    assert kept.store.holdings() == (StateEntry(*kept.units, version, StateKind.KEPT),)
+    assert kept.store.entries() == (StateEntry(*kept.units, version, StateKind.KEPT),)
     copy = stored(kept.store, *kept.units, version)
     assert copy is not None
     assert_equal(copy, kept.live.named())
@@ -128,7 +128,7 @@ async def test_the_third_copy_takes_the_memory_of_the_first(captured: Captured) 
 async def test_a_device_that_is_not_asked_keeps_nothing(captured: Captured) -> None:
     kept = Kept(captured, keeps=False)
     await kept.round(0, keep=True)
-    assert kept.store.holdings() == ()
+    assert kept.store.entries() == ()
     assert kept.told == []
 
 
@@ -162,7 +162,7 @@ async def test_a_failed_update_is_nothing_to_wait_for(
     with pytest.raises(MemoryError):
         await kept.round(0, keep=True)
     assert kept.live.torn
-    assert kept.store.holdings() == ()
+    assert kept.store.entries() == ()
     with pytest.raises(PeerError, match="update 0 was not made here"):
         await kept.update.settled()
 
@@ -231,7 +231,7 @@ async def test_who_stops_before_the_word_leaves_nobody_waiting(captured: Capture
         await asyncio.sleep(0)
     with pytest.raises(PeerError, match="update 0 was not made here"):
         await settled
-    assert kept.store.holdings() == ()
+    assert kept.store.entries() == ()
     assert_equal(kept.live.named(), before)
 
 

@@ -60,7 +60,7 @@ def test_any_part_of_a_range_is_here_and_nothing_else(description: ModelDescript
             names = set(description.state_names(first, end))
             assert {n for n in here if n.startswith("model:")} == {f"model:{n}" for n in names}
             assert len(here) == 2 * len(names)
-    assert store.holdings() == (StateEntry(0, units, OLD, StateKind.KEPT),)
+    assert store.entries() == (StateEntry(0, units, OLD, StateKind.KEPT),)
 
 
 def test_a_range_is_put_together_of_several_kinds(description: ModelDescription) -> None:
@@ -86,7 +86,7 @@ def test_half_a_copy_is_refused(description: ModelDescription) -> None:
     del tensors[f"model:{description.state_names(0, 2)[0]}"]
     with pytest.raises(InternalError, match="lacks"):
         store.put(StateKind.REPLICA, 0, 2, OLD, tensors, {})
-    assert store.holdings() == ()
+    assert store.entries() == ()
 
 
 def test_the_optimizers_part_may_be_missing(description: ModelDescription) -> None:
@@ -124,10 +124,10 @@ def test_dropping_gives_the_memory_back(description: ModelDescription) -> None:
     store.put(StateKind.REPLICA, 2, 3, OLD, _tensors(description, 2, 3, 1.0), {})
     store.put(StateKind.REPLICA, 2, 3, NEW, _tensors(description, 2, 3, 1.0), {})
     discard(store, StateKind.REPLICA, but=[NEW])
-    assert {h.version for h in store.holdings() if h.kind is StateKind.REPLICA} == {NEW}
+    assert {h.version for h in store.entries() if h.kind is StateKind.REPLICA} == {NEW}
     discard(store, StateKind.REPLICA)
     discard(store, StateKind.KEPT)
-    assert store.holdings() == ()
+    assert store.entries() == ()
     assert store.slot(StateKind.KEPT, 0, 2) is not None, "a slot stays for the next copy"
     assert store.slot(StateKind.REPLICA, 2, 3) is None
 

@@ -121,7 +121,7 @@ async def test_a_state_arrives_with_its_digests(known: bool) -> None:
 
 
 async def test_one_device_reads_a_state_twice_at_the_same_time() -> None:
-    """As the holder does of two devices: for a checkpoint, and as the keeper of copies."""
+    """As the holder does of two devices: for a checkpoint, and as the backup peer of copies."""
     async with Two() as two:
         two.offer(known=True)
         second = TransferRequest(

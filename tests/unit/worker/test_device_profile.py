@@ -322,7 +322,7 @@ async def test_a_link_whose_other_end_fails_is_left_out(monkeypatch: pytest.Monk
 async def test_of_a_link_that_is_measured_again_it_keeps_the_faster_one(
     monkeypatch: pytest.MonkeyPatch, *, again: bool, kept: list[float]
 ) -> None:
-    """As the coordinator does, which hears of it once more with every inventory."""
+    """As the coordinator does, which hears of it once more with every state report."""
     rates = iter((8e6, 5e6, 9e6))
 
     async def measure_link(_mesh: MemoryMesh, _peer: str, _seconds: float) -> LinkSpeed:

@@ -84,9 +84,9 @@ async def test_tied_stages_made_of_one_are_each_their_own_memory(captured: Captu
             *(mesh, TensorRouter(mesh), compute, TransferServer(mesh), KnownModel()),
             *(lambda: NO_MEMORY, EnergyMeter()),
         )
-        engagement = HostedStages(around(captured, mesh.self_id), captured.description, shell)
-        await engagement.prepare(parts, SGD(lr=0.1, momentum=0.9))
-    first, last = (runner.live.named() for runner in engagement.runners.values())
+        hosted = HostedStages(around(captured, mesh.self_id), captured.description, shell)
+        await hosted.prepare(parts, SGD(lr=0.1, momentum=0.9))
+    first, last = (executor.live.named() for executor in hosted.executors.values())
     tied = first.keys() & last.keys()
     assert {name.partition(":")[0] for name in tied} == {"model", "optimizer"}
     for name in tied:

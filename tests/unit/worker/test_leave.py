@@ -14,7 +14,7 @@ from p2ptrain.errors import InternalError
 from p2ptrain.holder.planning import replan_watcher
 from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
-from p2ptrain.messages.kinds import CONSIDER, CONSIDER_END, LEAVING
+from p2ptrain.messages.kinds import LEAVING, REPLAN, REPLAN_END
 from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited
@@ -88,9 +88,9 @@ async def test_a_look_that_fails_in_whatever_way_keeps_nobody(plan: dict[str, in
             if plan is None:
                 raise InternalError("a bug of the coordinator's")
             found = ReplanReply(plan, 0.5, "it is faster", frozenset()).to_bytes()
-            return Message(CONSIDER, {}, (memoryview(found),))
+            return Message(REPLAN, {}, (memoryview(found),))
 
-        mesh["b"].route(CONSIDER, consider, limited(LARGE.most_bytes))
+        mesh["b"].route(REPLAN, consider, limited(LARGE.most_bytes))
         wanted: asyncio.Queue[holder_events.ChangeWanted] = asyncio.Queue()
         device = mesh["b"].self_id
         elasticity = await _training_with_b(mesh, wanted)
@@ -109,8 +109,8 @@ def _endless_looks(mesh: MemoryHousehold) -> asyncio.Queue[str]:
         await asyncio.Event().wait()
         raise AssertionError
 
-    mesh["b"].route(CONSIDER, consider, limited(LARGE.most_bytes))
-    mesh["b"].route_now(CONSIDER_END, lambda _peer, _message: looks.put_nowait("end"))
+    mesh["b"].route(REPLAN, consider, limited(LARGE.most_bytes))
+    mesh["b"].route_now(REPLAN_END, lambda _peer, _message: looks.put_nowait("end"))
     return looks
 
 

@@ -31,13 +31,13 @@ def training(steps: int) -> tuple[WorkerSession, ReplayLog]:
     around = {**nothing, "mesh": mesh, "states": TransferServer(mesh), "changed": lambda: None}
     part = WorkerSession("job", WorkerContext(**around))
     part.holder = HOLDER
-    part._store.engagement = cast("HostedStages", SimpleNamespace(log=log))
+    part._store.hosted = cast("HostedStages", SimpleNamespace(log=log))
     return part, log
 
 
 @pytest.mark.parametrize("besides", [(), (LATER,), (EARLIER,), (LATER, EARLIER)])
 async def test_what_happened_since_the_stable_version_is_kept(besides: tuple[Version, ...]) -> None:
-    """Others are read, or will be, for a checkpoint: no keeper has a lost stage at these."""
+    """Others are read, or will be, for a checkpoint: no backup peer has a lost stage at these."""
     part, log = training(34)
     part.keep(HOLDER, (STABLE, *besides))
     assert log.since == STABLE.step

@@ -57,9 +57,9 @@ async def _driver() -> AsyncIterator[tuple[JobDriver, MemoryMesh]]:
         work = GenerationWork(pytest.fail, _nothing, pytest.fail, pytest.fail, pytest.fail)
         reports = JobReports(mesh["a"], memory.reported, events.append, memory.journal.committed)
         asked = request(8), ["u0", "u1", "u2"], work, memory, reports
-        driver = JobDriver(mesh["a"], *asked, 1000, surveyor=ClusterProfiler(mesh["a"]))
+        driver = JobDriver(mesh["a"], *asked, 1000, profiler=ClusterProfiler(mesh["a"]))
         yield driver, mesh["b"]
-        await driver.elastic.close()
+        await driver.replan_watcher.close()
         await driver.copies.close()
 
 
@@ -79,7 +79,7 @@ def _round(driver: JobDriver, clock: Clock, b: str, slower: float) -> None:
     clock.passes(ROUND_SECONDS)
     taken = {(0, memory_id("a")): 1.0, (0, b): slower}
     spans = {seat: CpuSpan(DUE.wall * times, DUE.cpu) for seat, times in taken.items()}
-    driver.elastic.busy(spans, copying=False)
+    driver.replan_watcher.busy(spans, copying=False)
 
 
 async def test_what_an_evaluation_takes_is_no_part_of_a_round(
@@ -89,12 +89,12 @@ async def test_what_an_evaluation_takes_is_no_part_of_a_round(
     clock = Clock(monkeypatch)
     async with _driver() as (driver, mesh_b):
         b = mesh_b.self_id
-        driver.elastic.began(_answer(driver, b, new=True))
+        driver.replan_watcher.began(_answer(driver, b, new=True))
         for _ in range(1 + CONFIRMED):
             clock.passes(10.0)
-            driver.elastic.pause_over()
+            driver.replan_watcher.pause_over()
             _round(driver, clock, b, 1.8)
-        assert driver.elastic.corrections.devices == {memory_id("a"): 1.0, b: 1.8}
+        assert driver.replan_watcher.corrections.devices == {memory_id("a"): 1.0, b: 1.8}
 
 
 @pytest.mark.parametrize("new", [True, False])
@@ -104,7 +104,7 @@ async def test_rounds_are_held_against_what_is_expected_of_the_plan_in_force(
     """Of a plan that stays as before; nothing where a new one on the same devices says nothing."""
     clock = Clock(monkeypatch)
     async with _driver() as (driver, mesh_b):
-        b, rounds = mesh_b.self_id, driver.elastic
+        b, rounds = mesh_b.self_id, driver.replan_watcher
         rounds.began(_answer(driver, b, new=True))
         rounds.began(_answer(driver, b, new=new, expects=False))
         for _ in range(1 + CONFIRMED):
@@ -117,7 +117,7 @@ async def test_a_holder_that_was_started_again_expects_what_it_hears_of_the_plan
 ) -> None:
     clock = Clock(monkeypatch)
     async with _driver() as (driver, mesh_b):
-        b, rounds = mesh_b.self_id, driver.elastic
+        b, rounds = mesh_b.self_id, driver.replan_watcher
         assert not rounds.knows_plan
         rounds.began(_answer(driver, b, new=False))
         assert rounds.knows_plan
@@ -132,11 +132,11 @@ async def test_rounds_of_a_plan_that_says_nothing_are_held_against_nothing(
     """As of some tiles: not against what was expected of others before it."""
     clock = Clock(monkeypatch)
     async with _driver() as (driver, mesh_b):
-        here, b, rounds = memory_id("a"), mesh_b.self_id, driver.elastic
+        here, b, rounds = memory_id("a"), mesh_b.self_id, driver.replan_watcher
         rounds.began(_answer(driver, b, new=True))
         alone = assignment(replace(shared(3, 1), devices=(here,)))
         rounds.began(replace(_answer(driver, b, new=True, expects=False), assignment=alone))
         for _ in range(1 + CONFIRMED):
             clock.passes(ROUND_SECONDS)
-            driver.elastic.busy({(0, here): CpuSpan(DUE.wall * 1.8, DUE.cpu)}, copying=False)
+            driver.replan_watcher.busy({(0, here): CpuSpan(DUE.wall * 1.8, DUE.cpu)}, copying=False)
         assert not rounds.corrections.devices

@@ -27,7 +27,7 @@ def question(seed: int, units: int = 8, devices: int = 4, **changes: object) -> 
     small = (replace(device, memory_bytes=1_500_000) for device in others)
     cluster = Cluster((first, *small), cluster.default_link, cluster.links)
     judge = Judge(CostModel(profile, cluster, overlap=False), 20_000)
-    asked = Question(judge, [SPLIT], tuple(range(devices)), least_piece=1)
+    asked = Question(judge, [SPLIT], tuple(range(devices)), min_micro_batch=1)
     return replace(asked, **changes)  # type: ignore[arg-type]
 
 

@@ -36,16 +36,16 @@ def test_impossible_sizes_are_refused(batch_size: int, micro_batch: int) -> None
         BatchSplit(batch_size, micro_batch)
 
 
-def sizes(batch_size: int, micro_batch: int | None = None, least_piece: int = 1) -> list[int]:
+def sizes(batch_size: int, micro_batch: int | None = None, min_micro_batch: int = 1) -> list[int]:
     cost = CostModel(*planning_examples.household(0, units=2, devices=2))  # measured: 1, 4, 16, 64
-    request = PlanRequest(batch_size, micro_batch, least_piece=least_piece)
+    request = PlanRequest(batch_size, micro_batch, min_micro_batch=min_micro_batch)
     return [split.micro_batch for split in candidate_splits(cost, request)]
 
 
 def test_pieces_too_small_for_the_model_are_not_chosen() -> None:
-    assert 1 not in sizes(512, least_piece=2)
-    assert sizes(17, least_piece=2) == [17]  # 2, 4, 8 and 16 would leave a piece of one sample
-    assert sizes(18, least_piece=2)[0] == 2
+    assert 1 not in sizes(512, min_micro_batch=2)
+    assert sizes(17, min_micro_batch=2) == [17]  # 2, 4, 8 and 16 would leave a piece of one sample
+    assert sizes(18, min_micro_batch=2)[0] == 2
 
 
 def test_free_sizes_start_from_the_measured_ones() -> None:

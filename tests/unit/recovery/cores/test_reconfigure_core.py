@@ -89,8 +89,8 @@ def _core(
     return _Change(ask, alive, gathers=gathers)
 
 
-def _in(device: str, *holdings: StateEntry, linked: str = "hab") -> StateReport:
-    return StateReport(device, 0, holdings, frozenset(linked))
+def _in(device: str, *entries: StateEntry, linked: str = "hab") -> StateReport:
+    return StateReport(device, 0, entries, frozenset(linked))
 
 
 def _live(first: int, end: int, step: int, *, ready: bool = False) -> StateEntry:
@@ -163,9 +163,9 @@ def test_who_does_not_apply_is_not_asked_for_ever() -> None:
     assert core.reports(behind) == _asks("abh", 11)
 
 
-def _with_a_copy(device: str, *holdings: StateEntry) -> StateReport:
+def _with_a_copy(device: str, *entries: StateEntry) -> StateReport:
     """Its log goes back to the beginning."""
-    return StateReport(device, 0, holdings, frozenset("hab"), logged=ReplayWindow(1, 0))
+    return StateReport(device, 0, entries, frozenset("hab"), logged=ReplayWindow(1, 0))
 
 
 _KEPT = StateEntry(2, 4, Version(2, 1), StateKind.REPLICA)

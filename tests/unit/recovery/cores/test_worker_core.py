@@ -97,7 +97,7 @@ def test_a_part_that_was_given_up_is_said_when_its_generation_begins() -> None:
     core.taken()
     core.begin("h", 4)  # so that it asks at once
     assert core.taken() == [("report_link", "h", 4, "h", back) for back in (False, True)]
-    assert core.holdings[0] == _live(2)
+    assert core.entries[0] == _live(2)
 
 
 def test_fifty_commands_of_another_device_are_refused_however_new() -> None:
@@ -127,7 +127,7 @@ def test_a_commit_is_applied_once_and_only_when_ready() -> None:
     assert core.taken() == [("apply_update", 3, Version(1, 3), None, True)]
     assert core.refused == 2
     core.applied(3, 2, Version(1, 3))
-    assert core.holdings == (_live(1),)
+    assert core.entries == (_live(1),)
 
 
 def test_commands_of_another_holder_or_generation_change_nothing() -> None:
@@ -183,7 +183,7 @@ def test_a_generation_without_this_device_frees_what_it_trained_but_not_its_copi
     core.taken()
     core.begin("h", 4)
     assert core.taken() == [("drop_state", (_live(1),))]
-    assert core.holdings == (StateEntry(2, 4, _FIRST, StateKind.KEPT),)
+    assert core.entries == (StateEntry(2, 4, _FIRST, StateKind.KEPT),)
     assert core.phase is WorkerPhase.IDLE
 
 
@@ -191,7 +191,7 @@ def test_a_beginning_from_before_the_newest_question_is_ignored() -> None:
     core = _stopped(_live(1), generation=9)
     core.begin("h", 8)
     assert core.taken() == []
-    assert core.holdings == (_live(1),)
+    assert core.entries == (_live(1),)
 
 
 def test_a_question_ends_a_preparation_and_keeps_what_arrived() -> None:
@@ -209,7 +209,7 @@ def test_a_question_ends_a_preparation_and_keeps_what_arrived() -> None:
     core.part_fetched(3, 3, 4, _FIRST)
     core.fetched(3)
     assert core.taken() == []
-    assert core.holdings == (part,)
+    assert core.entries == (part,)
 
 
 def test_only_older_copies_go_when_the_holder_names_what_stays() -> None:
@@ -227,28 +227,28 @@ def test_a_device_parks_with_everything_while_the_holder_is_gone() -> None:
     assert core.taken() == [("stop_stages",)]
     core.stopped((held,))
     assert core.taken() == [("report_orphaned", "h")]
-    assert core.phase is WorkerPhase.PARKED
-    assert core.holdings == (held,)
+    assert core.phase is WorkerPhase.ORPHANED
+    assert core.entries == (held,)
     assert core.asked(4) == [("answer_state", 4, "h", (held,))]
 
 
-def _parked() -> _Device:
+def _orphaned() -> _Device:
     core = _running()
     core.holder_is(HolderState.GONE)
     core.stopped((_live(1, ready=True),))
     core.taken()
-    assert core.phase is WorkerPhase.PARKED
+    assert core.phase is WorkerPhase.ORPHANED
     return core
 
 
 @pytest.mark.parametrize("state", [HolderState.LEFT, HolderState.GONE])
 def test_another_process_of_the_holders_device_ends_nothing(state: HolderState) -> None:
     """A `join` took its place meanwhile, and steps aside for the next `train`, or dies too."""
-    core = _parked()
-    held = core.holdings
+    core = _orphaned()
+    held = core.entries
     core.holder_is(state)
     assert core.taken() == []
-    assert core.holdings == held
+    assert core.entries == held
     stopping = _running()
     stopping.holder_is(HolderState.GONE)
     stopping.taken()
@@ -259,7 +259,7 @@ def test_another_process_of_the_holders_device_ends_nothing(state: HolderState) 
 
 
 def test_each_time_the_holder_is_gone_is_told_once() -> None:
-    core = _parked()
+    core = _orphaned()
     core.holder_is(HolderState.GONE)
     assert core.taken() == []
     core.asked(4)
@@ -277,7 +277,7 @@ def test_a_device_that_keeps_nothing_waits_for_nobody() -> None:
 
 
 def test_a_generation_that_began_without_it_ends_a_device_s_wait() -> None:
-    core = _parked()
+    core = _orphaned()
     core.begin("h", 9)
     assert core.taken() == [("drop_state", (_live(1, ready=True),))]
     assert core.phase is WorkerPhase.IDLE
@@ -288,11 +288,11 @@ def test_the_end_of_the_job_frees_all(state: HolderState) -> None:
     core = _running()
     core.holder_is(state)
     assert core.taken() == [("release_job",)]
-    assert core.holdings == ()
+    assert core.entries == ()
     assert core.generation == 3
-    parked = _parked()
-    parked.holder_is(HolderState.ENDED)
-    assert parked.taken() == [("release_job",)]
+    orphaned = _orphaned()
+    orphaned.holder_is(HolderState.ENDED)
+    assert orphaned.taken() == [("release_job",)]
 
 
 def test_each_new_phase_is_said() -> None:
@@ -349,12 +349,12 @@ def test_a_copy_goes_to_its_keeper_or_to_whom_the_holder_names_instead() -> None
 
 
 def test_what_the_holder_alone_reads_is_offered_to_nobody() -> None:
-    """A checkpoint's version, while an older one is on its way to the keepers."""
+    """A checkpoint's version, while an older one is on its way to the backup peers."""
     core, read, later = _running(), Version(4, 3), Version(5, 3)
     core.round_ordered("h", 3, 3, keep=True, stay=(read,), offer=False)
     core.copied(2, 4, read)
     assert core.taken() == []
-    assert StateEntry(2, 4, read, StateKind.KEPT) in core.holdings
+    assert StateEntry(2, 4, read, StateKind.KEPT) in core.entries
     core.round_ordered("h", 3, 4, keep=True, stay=(read, later))
     core.copied(2, 4, later)
     assert core.taken() == [("offer_copy", "h", _copy(later))]
@@ -405,7 +405,7 @@ def test_a_copy_that_is_ready_after_the_end_of_the_job_is_not_kept() -> None:
     core.copied(2, 4, Version(4, 3))
     core.collected(_copy(Version(4, 3), 0, 2))
     assert core.taken() == []
-    assert core.holdings == ()
+    assert core.entries == ()
 
 
 _LOST = Rebuild("b", 0, 0, 2, 3, Version(2, 3), Version(5, 3))

@@ -18,7 +18,7 @@ KEY = MicroBatchKey(0, 0)
 SOURCES = (SampleRange("a", 0, 3), SampleRange("b", 3, 4))
 
 
-def inlet(*, optional: bool = False) -> TensorReceiver:
+def receiver(*, optional: bool = False) -> TensorReceiver:
     """Pieces of 4 samples, a row of two float32 each, and one value that all samples share."""
     contents = StreamContents(
         "activations",
@@ -49,7 +49,7 @@ def message(what: MicroBatchSlice, *values: Tensor | None) -> Message:
 
 
 async def test_parts_of_two_devices_become_one_piece_whatever_their_order() -> None:
-    target, rows = inlet(), torch.arange(8.0).reshape(4, 2)
+    target, rows = receiver(), torch.arange(8.0).reshape(4, 2)
     common = torch.tensor([7.0, 8.0])
     receive(target, "b", message(piece(3, 4), rows[3:], common))
     receive(target, "a", message(piece(0, 3), rows[:3], common))
@@ -59,19 +59,19 @@ async def test_parts_of_two_devices_become_one_piece_whatever_their_order() -> N
 
 
 async def test_gradients_of_what_all_samples_share_are_summed_and_may_be_missing() -> None:
-    target, rows = inlet(optional=True), torch.ones(4, 2)
+    target, rows = receiver(optional=True), torch.ones(4, 2)
     receive(target, "a", message(piece(0, 3), rows[:3], torch.ones(2)))
     receive(target, "b", message(piece(3, 4), rows[3:], torch.ones(2)))
     joined = (await target.take(KEY)).join()
     assert torch.equal(joined[1], torch.full((2,), 2.0))  # type: ignore[arg-type]
-    target = inlet(optional=True)
+    target = receiver(optional=True)
     receive(target, "a", message(piece(0, 3), None, None))
     receive(target, "b", message(piece(3, 4), None, None))
     assert (await target.take(KEY)).join() == [None, None]
 
 
 def test_a_gradient_that_was_there_may_not_be_missing_later() -> None:
-    target, rows = inlet(optional=True), torch.ones(3, 2)
+    target, rows = receiver(optional=True), torch.ones(3, 2)
     receive(target, "a", message(piece(0, 3), rows, None))
     later = message(MicroBatchSlice(MicroBatchKey(0, 1), RoundMode.TRAIN, 4, 0, 3), None, None)
     with pytest.raises(ProtocolError, match="value 0 is missing, and was there before"):
@@ -91,18 +91,18 @@ def test_samples_that_are_not_due_from_that_device_are_refused(
 ) -> None:
     rows = torch.zeros(end - first, 2)
     with pytest.raises(ProtocolError, match="not due from"):
-        receive(inlet(), peer, message(piece(first, end), rows, torch.zeros(2)))
+        receive(receiver(), peer, message(piece(first, end), rows, torch.zeros(2)))
 
 
 def test_a_part_that_comes_twice_is_refused() -> None:
-    target, part = inlet(), message(piece(3, 4), torch.zeros(1, 2), torch.zeros(2))
+    target, part = receiver(), message(piece(3, 4), torch.zeros(1, 2), torch.zeros(2))
     receive(target, "b", part)
     with pytest.raises(ProtocolError, match="arrived twice"):
         receive(target, "b", part)
 
 
 def test_pieces_that_nobody_completes_are_bounded() -> None:
-    target = inlet()
+    target = receiver()
 
     def half(number: int) -> None:
         what = MicroBatchSlice(MicroBatchKey(0, number), RoundMode.TRAIN, 4, 3, 4)
@@ -134,7 +134,7 @@ async def test_only_what_comes_in_every_round_can_come_long_before_it(mode: Roun
 
 
 async def test_a_reader_waits_until_the_last_part_is_here() -> None:
-    target = inlet()
+    target = receiver()
     receive(target, "b", message(piece(3, 4), torch.zeros(1, 2), torch.zeros(2)))
     reader = asyncio.ensure_future(target.take(KEY))
     await asyncio.sleep(0)
@@ -144,7 +144,7 @@ async def test_a_reader_waits_until_the_last_part_is_here() -> None:
 
 
 async def test_what_cannot_be_taken_in_is_told_to_whoever_waits() -> None:
-    target, rows = inlet(), torch.arange(8.0).reshape(4, 2)
+    target, rows = receiver(), torch.arange(8.0).reshape(4, 2)
     common = torch.tensor([7.0, 8.0])
     receive(target, "b", message(piece(3, 4), rows[3:], common))
     receive(target, "a", message(piece(0, 3), rows[:3], common))

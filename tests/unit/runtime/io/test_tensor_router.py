@@ -22,7 +22,7 @@ def piece(number: int = 0) -> MicroBatchSlice:
     return MicroBatchSlice.whole(MicroBatchKey(0, number), RoundMode.TRAIN, SAMPLES)
 
 
-def inlet(sender: str) -> TensorReceiver:
+def receiver(sender: str) -> TensorReceiver:
     """Takes one value of a whole number a sample."""
     contents = StreamContents(
         "activations of stage 0",
@@ -47,8 +47,8 @@ async def test_what_a_line_does_not_carry_is_told_to_whoever_waits_for_it(
     async with MemoryHousehold(["a", "b"]) as mesh:
         a, b = mesh["a"].self_id, mesh["b"].self_id
         there, here = TensorRouter(mesh["a"]), TensorRouter(mesh["b"])
-        target = inlet(a)
-        here.connect_inlet(LINE, target, [a])
+        target = receiver(a)
+        here.connect_tensors(LINE, target, [a])
         await there.send_values(b, LINE, piece(), values)
         with pytest.raises(ProtocolError, match=rf"what a sent is refused \(.*{why}.*\): does a"):
             await target.take(piece().key)
@@ -64,7 +64,7 @@ async def test_no_memory_is_taken_for_what_nobody_wants_any_more() -> None:
         assert mesh["b"].router.open_parts(a, VALUES, LINE.fields(), [1 << 40]) is None
         await there.send_values(b, LINE, piece(), [torch.arange(SAMPLES)])
         assert here.stale_frames == 1
-        here.connect_inlet(LINE, inlet(a), [a])
+        here.connect_tensors(LINE, receiver(a), [a])
         here.disconnect(LINE.key)
         assert mesh["b"].router.open_parts(a, VALUES, LINE.fields(), [1 << 40]) is None
 
@@ -74,8 +74,8 @@ async def test_what_comes_on_a_line_of_another_device_is_dropped() -> None:
     async with MemoryHousehold(["a", "b", "c"]) as mesh:
         a, b, c = (mesh[name].self_id for name in "abc")
         there, eve, here = (TensorRouter(mesh[name]) for name in "acb")
-        taken = inlet(a)
-        here.connect_inlet(LINE, taken, [a])
+        taken = receiver(a)
+        here.connect_tensors(LINE, taken, [a])
         await eve.send_values(b, LINE, piece(), [torch.zeros(SAMPLES, dtype=torch.int64)])
         assert mesh["b"].router.open_parts(c, VALUES, LINE.fields(), [1 << 40]) is None
         await there.send_values(b, LINE, piece(), [torch.arange(SAMPLES)])

@@ -220,7 +220,7 @@ async def test_many_messages_are_several_frames(captured: Captured) -> None:
     async with pair(captured) as (_, b):
         sent: list[int] = []
 
-        async def note(device: str, line: StreamId, fields: Any, parts: Any, **how: Any) -> None:
+        async def note(device: str, stream: StreamId, fields: Any, parts: Any, **how: Any) -> None:
             sent.append(len(parts))
 
         b.board.send_frame = note  # type: ignore[method-assign]

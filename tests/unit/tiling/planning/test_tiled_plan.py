@@ -245,7 +245,7 @@ def test_what_is_predicted_is_what_is_simulated() -> None:
     assert simulated.round_seconds == pytest.approx(plan.predicted.round_seconds)
     assert simulated.peak_bytes == plan.predicted.peak_bytes
     assert 0.0 < max(simulated.busy_share.values()) <= 1.0
-    with pytest.raises(OptionError, match=r"simulated by plan\.tiling"):
+    with pytest.raises(OptionError, match=r"simulated by tiling\.planning"):
         simulate(plan, profile(), devices)
     cost = CostModel(profile(), devices)
     assert round_seconds(cost, plan) == simulated.round_seconds
