@@ -22,7 +22,7 @@ class WorkerContext:
         on_failure: (assignment, stage, error) reports to the holder.
         notify_holder: (assignment, report) sends the holder another `train.failed`.
         waits: called when the job stands still until the device of that id is back.
-        changed: called after whatever has happened.
+        changed: called when the phase of the worker has changed.
     """
 
     mesh: Mesh

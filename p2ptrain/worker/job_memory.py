@@ -86,7 +86,8 @@ class JobMemory:
         """Hold the process against what the part that begins was planned to need; as `short_of`."""
         if self._ceiling is not None:
             held_bytes = self._held_bytes() if engaged else 0
-            self._ceiling.plan(needed.of_host, anonymous_bytes() - held_bytes)
+            here = needed.in_memories_of(self.whole_budgets())
+            self._ceiling.plan(here.of_host, anonymous_bytes() - held_bytes)
 
     def budgets(self) -> MemoryBudgets:
         """What a job may take now, beside what it takes."""

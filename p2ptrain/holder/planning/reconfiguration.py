@@ -91,25 +91,29 @@ class Reconfiguration:
         self._lacked: dict[str, str] = {}  # what a device's memory was short of for a plan
         self._moved_bytes = 0
         self._group: asyncio.TaskGroup | None = None
+        self._is_over = False
         loop = asyncio.get_running_loop()
         self._reply: asyncio.Future[ReconfigureReply | ReconfigureFailure] = loop.create_future()
 
     async def answer(self) -> ReconfigureReply | ReconfigureFailure:
         """Do everything."""
-        unsubscribe = self._mesh.subscribe(self._on_mesh_event)
-        try:
-            async with task_scope() as self._group:
+        async with task_scope() as self._group:
+            unsubscribe = self._mesh.subscribe(self._on_mesh_event)
+            try:
                 self._core.start()
                 reply = await self._reply
+            finally:
+                self._is_over = True
+                unsubscribe()
                 for task in self._tasks:
                     task.cancel()
-        finally:
-            unsubscribe()
         await self._reach("answer.before")
         return reply
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        assert self._group is not None
+        if self._is_over or self._group is None:  # what ends may still say how it went
+            work.close()
+            return
         self._tasks.append(self._group.create_task(work))
 
     def generation_ready(self, placed: Placement, choice: VersionChoice) -> None:
@@ -138,8 +142,13 @@ class Reconfiguration:
         self._core.gone(error.device)
 
     def _on_mesh_event(self, event: MeshEvent) -> None:
-        if isinstance(event, MemberChanged) and event.member.state in GONE:
+        if not isinstance(event, MemberChanged) or event.member.state not in GONE:
+            return
+        try:
             self._core.gone(event.member.id)
+        except Exception as error:  # ends the job, and not what the mesh does
+            if not self._reply.done():
+                self._reply.set_exception(error)
 
     async def _reach(self, name: str) -> None:
         await failpoints.reach(name, device=self._mesh.self_id)

@@ -25,7 +25,7 @@ from functools import partial
 from time import monotonic
 from typing import Annotated, Any, Literal
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import to_the_end
 from p2ptrain.errors import OptionError, ProtocolError, TrainingError, UserError
 from p2ptrain.holder.input.batch_layout import SampleSizes
 from p2ptrain.job.update_numbers import Measured
@@ -209,21 +209,24 @@ class Journal:
     ) -> None:
         """This job ends, and the same with a model captured for `sizes` goes on from `point`.
 
-        A process that starts from now on does that, until the new job has a journal.
+        A process that starts from now on does that, until the new job has a journal. Until the
+        state is on the disk whole, nothing here names the sizes: other writes may come in between.
         """
         if self._folder is None or self._failed_at is not None:
             return
-        self._entry = replace(self._entry, sizes=sizes, first_fingerprint=first_fingerprint)
         place = self._folder.path / CAPTURED_FOLDER
         try:
-            await run_in_background(partial(checkpoint_files.save, place, point))
+            await to_the_end(partial(checkpoint_files.save, place, point))
         except TrainingError as error:
+            self._late = None
+            self._close()  # what this job still notes begins another file
             self._warn(
                 f"{error.__cause__ or error}: if p2ptrain stops on this device soon, "
                 "training cannot be continued"
             )
             forget_journal(self._folder)
             return
+        self._entry = replace(self._entry, sizes=sizes, first_fingerprint=first_fingerprint)
         await self._write_whole()
 
     async def _write_now(self) -> None:
@@ -306,7 +309,7 @@ class Journal:
                 "not be continued if p2ptrain stopped on this device"
             )
         self._close()
-        forget_journal(self._folder)
+        _remove_record(self._folder)  # not the captured state: the record may be written again
 
     def _close(self) -> None:
         with self._writing:
@@ -331,12 +334,16 @@ def find_journal(folder: StateFolder, warn: Callable[[str], None]) -> JournalEnt
 
 def forget_journal(folder: StateFolder) -> None:
     """Remove the journal; a disk that refuses even that is only logged."""
+    _remove_record(folder)
+    shutil.rmtree(folder.path / CAPTURED_FOLDER, ignore_errors=True)
+
+
+def _remove_record(folder: StateFolder) -> None:
     for name in (JOB_FILE, REPORTED_FILE):  # without the first one, the second means nothing
         try:
             folder.remove(name)
         except OSError as error:
             log.warning("journal_not_removed", why=str(error))
-    shutil.rmtree(folder.path / CAPTURED_FOLDER, ignore_errors=True)
 
 
 def captured_state(folder: StateFolder, warn: Callable[[str], None]) -> Checkpoint | None:

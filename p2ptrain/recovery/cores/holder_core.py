@@ -171,7 +171,8 @@ class HolderCore:
             case holder_events.LinkRestored(one, other):
                 self._settling.link_back(one, other)
             case holder_events.DeviceOutOfMemory(device, memory):
-                self._refusals.lowered[device] = memory
+                known = self._refusals.lowered.get(device, memory)  # perhaps of the other memory
+                self._refusals.lowered[device] = memory.at_most(known)
                 self._trouble()
             case holder_events.RoundInterrupted(reason):
                 if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):

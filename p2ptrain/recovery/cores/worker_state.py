@@ -1,6 +1,6 @@
 """The state of one device in one job: trained stages, snapshots, broken links. Pure.
 
-The shell reports what becomes of the stages; once it has stopped them, its report is the truth.
+The core's caller says what becomes of the stages; once it has stopped them, its report counts.
 """
 
 from __future__ import annotations

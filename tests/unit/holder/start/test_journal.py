@@ -11,10 +11,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.errors import ProtocolError, UserError
+from p2ptrain.errors import ProtocolError, TrainingError, UserError
 from p2ptrain.holder.start import journal
 from p2ptrain.holder.start.journal import (
     JOB_FILE,
@@ -28,7 +29,8 @@ from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
 from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.version import Lineage, Version
-from p2ptrain.state import ended_jobs
+from p2ptrain.state import checkpoint_files, ended_jobs
+from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress
 from tests.unit.messages.test_assignment import assignment, shared
 
 NEW = JournalEntry("f00d-1", "f00d", "abc", 0, ReportedProgress(0, 0))
@@ -245,6 +247,52 @@ async def test_a_disk_that_takes_it_again_has_the_whole_journal(
     assert found.reported == ReportedProgress(8, 0)
     assert len(warnings) == 2
     assert "Read-only file system" in warnings[0]
+
+
+CAPTURED = Checkpoint(CheckpointProgress(3, "d", 8, 4, 0, "SGD"), {"w": torch.ones(2)}, {})
+
+SIZES = (((3,), (5,)),)
+
+
+async def test_sizes_are_named_once_the_state_they_begin_with_is_on_the_disk(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What else is written down meanwhile is this job's, without them."""
+    book = await asyncio.to_thread(begun, folder)
+    write = checkpoint_files.save
+    found: list[JournalEntry | None] = []
+
+    def slowly(place: Path, point: Checkpoint) -> None:
+        asyncio.run_coroutine_threadsafe(book.measured(((1, 0.5),)), loop).result()
+        found.append(found_in(folder))
+        write(place, point)
+
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(checkpoint_files, "save", slowly)
+    await book.captured_again(SIZES, "first", CAPTURED)
+    [during], after = found, found_in(folder)
+    assert during is not None
+    assert (during.sizes, during.first_fingerprint) == ((), "")
+    assert after is not None
+    assert (after.sizes, after.first_fingerprint) == (SIZES, "first")
+    captured = journal.captured_state(folder, pytest.fail)
+    assert captured is not None
+    assert captured.progress.step == 3
+
+
+async def test_a_state_that_cannot_be_saved_leaves_no_record(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warnings: list[str] = []
+    book = await asyncio.to_thread(begun, folder, warnings)
+
+    def full(place: Path, point: Checkpoint) -> None:
+        raise TrainingError("no space left")
+
+    monkeypatch.setattr(checkpoint_files, "save", full)
+    await book.captured_again(SIZES, "first", CAPTURED)
+    assert found_in(folder) is None
+    assert "training cannot be continued" in warnings[0]
 
 
 async def test_what_is_stable_is_written_with_the_next_sync(

@@ -439,6 +439,13 @@ def test_what_may_pass_is_asked_for_again_without_limit() -> None:
         _ask_of(core.tick(now))
 
 
+def test_a_card_that_was_short_is_remembered_when_the_host_is() -> None:
+    core = _training("a", "b")
+    for memory in (MemoryBudgets(5, 10), MemoryBudgets(10, 4)):
+        _feed(core, holder_events.DeviceOutOfMemory("a", memory))
+    assert core.lowered == {"a": MemoryBudgets(5, 4)}
+
+
 def test_memory_that_a_refused_request_found_missing_is_remembered() -> None:
     core = _training("a")
     _feed(core, holder_events.LinkBroken("h", "a"), holder_events.LinkRestored("h", "a"))
