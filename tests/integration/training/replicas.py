@@ -23,8 +23,8 @@ def check_replicas(trained: Sequence[HostedStages], steps: int) -> None:
     states: dict[int, Mapping[str, Tensor]] = {}
     assert trained
     for hosted in trained:
-        for index, runner in hosted.runners.items():
-            live = runner.live
+        for index, executor in hosted.executors.items():
+            live = executor.live
             if live.ready is not None:  # the job has ended before it heard the last word
                 if not isinstance(live, LiveStage) or not live.is_ahead:
                     continue

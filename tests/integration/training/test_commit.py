@@ -76,9 +76,9 @@ async def test_an_update_is_told_once_all_are_ready_and_before_anybody_applies_i
                 for name in household.names:
                     hosted = engagement_of(household, name)
                     pipeline[:] = hosted.assignment.devices
-                    for runner in hosted.runners.values():
-                        assert runner.live.version.step == event.step - 1
-                        assert runner.live.ready == Version(event.step, 1)
+                    for executor in hosted.executors.values():
+                        assert executor.live.version.step == event.step - 1
+                        assert executor.live.ready == Version(event.step, 1)
 
         run = household.holder_run(make_job(), one_stage_each(3, 4), listen)
         await run.run()

@@ -164,7 +164,7 @@ async def test_who_is_behind_catches_up_to_the_same_bits(
             assert entry.kind is StateKind.LIVE
             expected = (BEFORE, AFTER) if name == "b" else (AFTER, None)
             assert (entry.version, entry.ready) == expected
-        (behind,) = engagements["b"].runners.values()
+        (behind,) = engagements["b"].executors.values()
         assert isinstance(behind, SyncStageExecutor)
         assert behind.live.is_ahead == (ahead and case.clip is None)
         coefficient = held["a"][0].coefficient
@@ -210,12 +210,12 @@ async def test_what_is_torn_is_not_there(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(memory_model, "_may_go_ahead", lambda *_: False)
     async with _broken_off(monkeypatch, BATCH_NORM) as engagements:
         hosted = engagements["b"]
-        (runner,), (entry,) = hosted.runners.values(), hosted.held()
+        (executor,), (entry,) = hosted.executors.values(), hosted.held()
 
         def no_memory() -> None:
             raise MemoryError
 
-        monkeypatch.setattr(runner.live.optimizer, "zero_grad", no_memory)
+        monkeypatch.setattr(executor.live.optimizer, "zero_grad", no_memory)
         ((first, error),) = (await hosted.apply_ready(AFTER, None)).items()
         assert first == entry.first
         assert isinstance(error, MemoryError)

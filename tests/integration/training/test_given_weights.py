@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from p2ptrain.holder import trainer
+from p2ptrain.holder.start import prepared_job
 from p2ptrain.job.job import Job
 from p2ptrain.state.fetch import fetch_units
 from p2ptrain.state.transfer_client import Known
@@ -55,7 +55,7 @@ async def test_frozen_weights_come_from_a_file_of_the_device_s_own(
     save_file(made().model.state_dict(), file)
     save_file({name: t + 1 for name, t in made().model.state_dict().items()}, other)
     hints = {"the same file": str(file), "other numbers": str(other), "no file": str(tmp_path)}
-    monkeypatch.setattr(trainer, "hint_of", lambda _path, _most: hints[theirs])
+    monkeypatch.setattr(prepared_job, "hint_of", lambda _path, _most: hints[theirs])
     read: list[int] = []
 
     def counted(*asked: Any, known: Known) -> Any:

@@ -158,7 +158,7 @@ async def test_what_comes_too_late_for_an_attempt_is_not_the_next_generations() 
         receiver = TensorReceiver(contents, sources, capacity=4, largest=4)
         here.connect_tensors(StreamId(GenerationKey("job", 10), 1, ACTIVATIONS), receiver, [sender])
         piece = MicroBatchSlice.whole(MicroBatchKey(0, 0), RoundMode.TRAIN, 4)
-        late = StreamId(rebuild.lines_key("job", 10), 1, ACTIVATIONS)
+        late = StreamId(rebuild.streams_key("job", 10), 1, ACTIVATIONS)
         for line in (late, StreamId(GenerationKey("job", 10), 1, ACTIVATIONS)):
             await other.send_values(me, line, piece, [torch.zeros(4)])
         await receiver.take(piece.key)

@@ -135,8 +135,8 @@ def check_replicas(household: Devices) -> None:
         hosted = member.service.slot.hosted
         if hosted is None or hosted.assignment.key.generation != household.plan.epoch:
             continue  # it is dead, or has no part any more
-        for index, runner in hosted.runners.items():
-            state = runner.live.copied({})
+        for index, executor in hosted.executors.items():
+            state = executor.live.copied({})
             first = states.setdefault(index, state)
             for name, tensor in state.items():
                 assert torch.equal(first[name], tensor), (index, name)
