@@ -27,7 +27,7 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.profile_corrections import ExpectedSeconds, ProfileCorrections
+from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds, ProfileCorrections
 from p2ptrain.tiling.planning.tiled_pipeline import sum_seconds, tile_parts
 from p2ptrain.tiling.planning.tiled_plan import costs_of, row_of, simulate_plan
 from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles

@@ -33,7 +33,7 @@ from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.generation_request import ReconfigureReason
-from p2ptrain.recovery.profile_corrections import MAX_FACTOR, MIN_FACTOR, ProfileCorrections
+from p2ptrain.recovery.watch.profile_corrections import MAX_FACTOR, MIN_FACTOR, ProfileCorrections
 from p2ptrain.tiling.planning.make_plan import NAMES
 
 LINKS_LIMIT = 1 << 17

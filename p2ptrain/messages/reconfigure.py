@@ -14,8 +14,8 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.generation_request import GenerationRequest
-from p2ptrain.recovery.profile_corrections import ExpectedSeconds, ProfileCorrections
 from p2ptrain.recovery.snapshot_schedule import SnapshotCost
+from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds, ProfileCorrections
 
 
 def _read_assignment(value: object) -> Assignment:

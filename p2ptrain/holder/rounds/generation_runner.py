@@ -32,8 +32,8 @@ from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.retry_policy import Complaints
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import RecoverySettings
-from p2ptrain.recovery.stall_detector import ProgressCounters, StallDetector, has_moved
-from p2ptrain.recovery.unsent import Standing, Unsent, unsent
+from p2ptrain.recovery.watch.stall_detector import ProgressCounters, StallDetector, has_moved
+from p2ptrain.recovery.watch.unsent import Standing, Unsent, unsent
 from p2ptrain.recovery.work_signs import Signs, WorkSign
 
 log = get_logger(__name__)

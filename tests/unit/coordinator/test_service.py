@@ -18,7 +18,7 @@ from p2ptrain.messages.requesters import Due
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.recovery.generation_request import ReconfigureReason
-from p2ptrain.recovery.profile_corrections import ProfileCorrections
+from p2ptrain.recovery.watch.profile_corrections import ProfileCorrections
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.coordinator.test_memory_model import request
 from tests.unit.holder.start.test_journal import PLAN

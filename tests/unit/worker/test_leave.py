@@ -22,8 +22,8 @@ from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.generation_request import ReconfigureReason
-from p2ptrain.recovery.replan_trigger import DriftChecked
 from p2ptrain.recovery.version import Version
+from p2ptrain.recovery.watch.replan_trigger import DriftChecked
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.coordinator.test_memory_model import request
 from tests.unit.holder.start.test_journal import PLAN

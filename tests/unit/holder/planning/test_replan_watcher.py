@@ -19,9 +19,9 @@ from p2ptrain.holder.start.journal import Journal
 from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.choose_version import VersionChoice
-from p2ptrain.recovery.drift_watch import CONFIRMED
-from p2ptrain.recovery.profile_corrections import ExpectedSeconds
 from p2ptrain.recovery.version import Version
+from p2ptrain.recovery.watch.drift_watch import CONFIRMED
+from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds
 from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.support.memory_mesh import MemoryMesh
 from tests.unit.coordinator.test_memory_model import request

@@ -19,12 +19,12 @@ from collections.abc import Collection, Mapping
 from statistics import fmean, median
 
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.profile_corrections import (
+from p2ptrain.recovery.recovery_settings import HOME
+from p2ptrain.recovery.watch.profile_corrections import (
     ExpectedSeconds,
     ProfileCorrections,
     StageSeconds,
 )
-from p2ptrain.recovery.recovery_settings import HOME
 
 _MIN_FACTOR, _MAX_FACTOR = 0.02, 50.0
 """Of a capacity, as of any correction: what lies beyond is a fault of the measurement."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.profile_corrections import ExpectedSeconds, StageSeconds
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
+from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds, StageSeconds
 
 TOLERANCE = 0.2
 

@@ -9,8 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.ftpipehd_repartition import RepartitionSchedule, capacities, expected_with
-from p2ptrain.recovery.profile_corrections import ExpectedSeconds, ProfileCorrections, StageSeconds
+from p2ptrain.recovery.watch.ftpipehd_repartition import (
+    RepartitionSchedule,
+    capacities,
+    expected_with,
+)
+from p2ptrain.recovery.watch.profile_corrections import (
+    ExpectedSeconds,
+    ProfileCorrections,
+    StageSeconds,
+)
 
 HOLDER, FAST, SLOW = (0, "a"), (1, "b"), (2, "c")
 SEATS = (HOLDER, FAST, SLOW)
