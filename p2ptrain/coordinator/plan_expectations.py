@@ -1,6 +1,6 @@
 """What a plan expects of its devices in each round, and profiles as training has corrected them.
 
-Pure. `recovery.drift_watch` compares this with what devices really take; what that shows goes into
+Pure. `recovery.watch.drift_watch` compares this with what devices really take; what that shows goes into
 the times of the next plan.
 """
 

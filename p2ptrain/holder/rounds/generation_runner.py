@@ -1,7 +1,7 @@
 """What the holder does while a generation is in force: announce it, train, fetch the weights.
 
 Any trouble ends the run and is reported to the rules, which decide what comes next. The stall
-watch of a run is the shell of `recovery.stall_detector`.
+watch of a run is the shell of `recovery.watch.stall_detector`.
 """
 
 from __future__ import annotations
