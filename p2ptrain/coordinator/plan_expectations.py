@@ -1,7 +1,7 @@
 """What a plan expects of its devices in each round, and profiles as training has corrected them.
 
-Pure. `recovery.watch.drift_watch` compares this with what devices really take; what that shows goes into
-the times of the next plan.
+Pure. `recovery.watch.drift_watch` compares this with what devices really take; what that shows goes
+into the times of the next plan.
 """
 
 from __future__ import annotations
