@@ -35,11 +35,12 @@ def check_weights_file(path: Path) -> None:
     """
     try:
         partial = partial_path(where_links_lead(path))
+        probe = partial.with_name(f"{partial.name}.probe")  # `partial` may be being written
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial.touch()
-        partial.unlink()
+        probe.touch()
+        probe.unlink()
     except OSError as error:
         raise OptionError(f"the weights cannot be written to {path}: {reason_of(error)}") from error
 
