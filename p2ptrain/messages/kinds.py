@@ -7,7 +7,7 @@ are dropped and counted, from any sender. docs/internals/messages.md has the fie
 # The messages of a job, in the order in which they are sent:
 #
 #   holder                coordinator             devices of the plan
-#     |-- generation.report ---------------------->|   (stops, reports its state)
+#     |-- generation.report ------------------------->|   (stops, reports its state)
 #     |-- links.measure, profile.measure ------------>|   (asks the holder for model.fetch)
 #     |-- plan.ask ------->|-- plan.search ---------->|   (the fastest, where that pays)
 #     |-- plan.works ----->|                          |   (a sign of work? none: passed over)
@@ -32,9 +32,9 @@ are dropped and counted, from any sender. docs/internals/messages.md has the fie
 #     |<- job.explain --------------------------------|   any member: what limits it?
 #     |-- job.alive --------------------------------->|   how far are you? (each second of a call)
 #     |-- job.find ---------------------------------->|   to all members: what do you keep for me?
-#     |        replica.offer: a stage's device -> its backup peer (reads: state.read)
-#     |<- replica.kept -------------------------------|   whole there, or why it is not
-#     |-- replica.keeper ---------------------------->|   offer it to another device instead
+#     |        snapshot.offer: a stage's device -> its backup peer (reads: state.read)
+#     |<- snapshot.kept ------------------------------|   whole there, or why it is not
+#     |-- snapshot.backup_peer ---------------------->|   offer it to another device instead
 #     |-- versions.keep ----------------------------->|   to all: what is older may go
 #     |-- job.end ----------------------------------->|
 STATE_REPORT = "generation.report"
@@ -87,11 +87,11 @@ DIAGNOSE = "train.diagnose"
 
 ARRIVED = "train.arrived"
 
-REPLICA_OFFER = "snapshot.offer"
+SNAPSHOT_OFFER = "snapshot.offer"
 
-REPLICA_KEPT = "snapshot.kept"
+SNAPSHOT_KEPT = "snapshot.kept"
 
-REPLICA_KEEPER = "snapshot.backup_peer"
+BACKUP_PEER = "snapshot.backup_peer"
 
 VERSIONS_KEEP = "versions.keep"
 

@@ -234,7 +234,7 @@ def _places(
     state_reports: Mapping[str, StateReport],
     copies: Sequence[FullSnapshot],
 ) -> tuple[tuple[str, ...], ...]:
-    """By unit, who has it at `version`: a version has one content, so any holding of it will do."""
+    """By unit, who has it at `version`: a version has one content, so any entry of it will do."""
     ranked: list[dict[str, int]] = [{} for _ in range(units)]
 
     def put(device: str, first: int, end: int, kind: StateKind) -> None:

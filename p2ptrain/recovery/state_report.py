@@ -16,7 +16,7 @@ from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.recovery.version import VersionRow
 
 HOLDINGS_LIMIT = 1024
-"""Most holdings of one device: kinds x kept versions x ranges of units, far below."""
+"""Most entries of one device: kinds x kept versions x ranges of units, far below."""
 
 
 class StateKind(StrEnum):

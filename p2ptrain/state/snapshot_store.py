@@ -123,7 +123,7 @@ class SnapshotStore:
         return StoredTensors(stop, entry.kind, tensors, digests)
 
     def of(self, entry: StateEntry) -> StoredTensors | None:
-        """What is here of a holding, if it is."""
+        """What is here of an entry, if it is."""
         stored = self._entries.get(entry)
         if stored is None:
             return None

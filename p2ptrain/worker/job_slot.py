@@ -145,7 +145,7 @@ class JobSlot:
         return part
 
     def engaged(self, peer: str, message: Message) -> HostedStages | None:
-        """The engagement a holder's message is for, or None if it is over. Refuses strangers."""
+        """The part that a holder's message is for, or None if it is over. Refuses strangers."""
         key = GenerationKey.read(message.fields)
         hosted = self.hosted
         if hosted is None or hosted.assignment.key != key:

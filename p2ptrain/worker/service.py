@@ -30,6 +30,7 @@ from p2ptrain.messages.job_requests import FactsRequest, JobEnd, JobKept, StateR
 from p2ptrain.messages.kinds import (
     ALIVE,
     ARRIVED,
+    BACKUP_PEER,
     BEGIN,
     COMMIT,
     DIAGNOSE,
@@ -44,10 +45,9 @@ from p2ptrain.messages.kinds import (
     MEASURED,
     PASSED_OVER,
     PREPARE,
-    REPLICA_KEEPER,
-    REPLICA_OFFER,
     ROUND,
     SETTLED,
+    SNAPSHOT_OFFER,
     SPANS,
     STANDING,
     STATE_REPORT,
@@ -146,8 +146,8 @@ class WorkerService:
             changed=self.slot.on_change,
         )
         mesh.route_now(COMMIT, self._commit)  # the next round waits for it
-        mesh.route_now(REPLICA_OFFER, self._offered)
-        mesh.route_now(REPLICA_KEEPER, self._backup_peer)
+        mesh.route_now(SNAPSHOT_OFFER, self._offered)
+        mesh.route_now(BACKUP_PEER, self._backup_peer)
         mesh.route_now(VERSIONS_KEEP, self._keep)  # before a round that asks for the next copy
 
     @property

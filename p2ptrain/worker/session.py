@@ -120,7 +120,7 @@ class WorkerSession:
 
     async def report_state(self, peer: str, request: StateRequest) -> Message:
         """Stop, and say what is here. Raises PeerError: this is not obeyed."""
-        await self._reach("inventory.receive.before")
+        await self._reach("state_report.receive.before")
         others = request.alive
         if self._core.phase is WorkerPhase.IDLE:  # nothing runs that must be stopped first
             await wait_until_linked(self._around.mesh, others)
@@ -134,7 +134,7 @@ class WorkerSession:
             self._digest, self._others, self.holder = request.digest, others, peer
             self._booking.asked(monotonic())
         answer = await self._answer(number, partial(self._core.state_asked, asked))
-        await self._reach("inventory.answer.before")
+        await self._reach("state_report.answer.before")
         return answer
 
     async def prepare(self, peer: str, assignment: Assignment, message: Message) -> Message:

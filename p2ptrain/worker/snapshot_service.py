@@ -26,7 +26,7 @@ from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import PeerError, size_text
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.messages.kinds import REPLICA_KEPT, REPLICA_OFFER
+from p2ptrain.messages.kinds import SNAPSHOT_KEPT, SNAPSHOT_OFFER
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.messages.snapshots import BackupAssignment, SnapshotKept, SnapshotOffer
 from p2ptrain.net.message import Message, Priority
@@ -140,13 +140,13 @@ class SnapshotService:
             return
         nbytes = sum(tensor.nbytes for tensor in found.tensors.values())
         offer = SnapshotOffer(copy.version, copy.first, copy.end, nbytes)
-        await self._send(peer, REPLICA_OFFER, copy.generation, offer.fields())
+        await self._send(peer, SNAPSHOT_OFFER, copy.generation, offer.fields())
         await failpoints.reach("replica.offer.after", device=self._mesh.self_id)
 
     async def _report(self, holder: str, copy: StageCopy, failed: str | None) -> None:
         await failpoints.reach("replica.kept.before", device=self._mesh.self_id)
         kept = SnapshotKept(copy.version, copy.first, copy.end, failed)
-        await self._send(holder, REPLICA_KEPT, copy.generation, kept.fields())
+        await self._send(holder, SNAPSHOT_KEPT, copy.generation, kept.fields())
         await failpoints.reach("replica.kept.after", device=self._mesh.self_id)
 
     async def _send(self, peer: str, kind: str, generation: int, fields: dict[str, Any]) -> None:

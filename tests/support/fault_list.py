@@ -32,8 +32,8 @@ _ROUND = (  # once a round
 _CLIPPED = (("norms.send.before", ""), *_ROUND)
 _DECISION = ("decide.before", "report.after", "commit.send.between")
 _CHANGE = (
-    "inventory.receive.before",
-    "inventory.answer.before",
+    "state_report.receive.before",
+    "state_report.answer.before",
     "prepare.receive.before",
     "build.after",
     "ready.send.before",

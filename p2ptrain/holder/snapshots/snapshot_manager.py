@@ -1,8 +1,8 @@
 """The holder's side of snapshots: which versions exist, where they are, what may be released.
 
-    train.round {keep, stay} ──► devices copy, offer ──► replica.kept
-                                  stable: versions.keep to all ◄──┤
-                           failed: replica.keeper to the owner ◄──┘
+    train.round {keep, stay} ──► devices copy, offer ──► snapshot.kept
+                                       stable: versions.keep to all ◄──┤
+                           failed: snapshot.backup_peer to the owner ◄─┘
 
 The shell of `recovery.snapshot_tracker` and `recovery.snapshot_schedule`.
 """
@@ -21,7 +21,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.kinds import REPLICA_KEEPER, REPLICA_KEPT, VERSIONS_KEEP
+from p2ptrain.messages.kinds import BACKUP_PEER, SNAPSHOT_KEPT, VERSIONS_KEEP
 from p2ptrain.messages.round_orders import GenerationKey, RoundOrder
 from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, SnapshotKept
 from p2ptrain.net.message import Message
@@ -88,7 +88,7 @@ class SnapshotManager:
         self._early: list[tuple[str, int, SnapshotKept]] = []  # of versions after that
         self._reporting: asyncio.Task[None] | None = None
         self._tasks = TaskOwner(self._on_failed)
-        mesh.route(REPLICA_KEPT, self._kept)
+        mesh.route(SNAPSHOT_KEPT, self._kept)
 
     @property
     def read(self) -> tuple[Version, ...]:
@@ -169,7 +169,7 @@ class SnapshotManager:
 
     async def close(self) -> None:
         """Receive and send nothing any more."""
-        self._mesh.unroute(REPLICA_KEPT)
+        self._mesh.unroute(SNAPSHOT_KEPT)
         await self._tasks.cancel()
 
     # -- what devices say ------------------------------------------------------------------------
@@ -230,9 +230,7 @@ class SnapshotManager:
         backup_peer = BackupAssignment(what.version, what.first, what.end, what.backup_peer)
         key = GenerationKey(self._job, what.generation)
         log.info("another_keeper", first=what.first, backup_peer=self._name(what.backup_peer))
-        await self._send(
-            what.owner, Message(REPLICA_KEEPER, {**key.fields(), **backup_peer.fields()})
-        )
+        await self._send(what.owner, Message(BACKUP_PEER, {**key.fields(), **backup_peer.fields()}))
 
     async def _notify_all(self, members: list[str], message: Message) -> None:
         await failpoints.reach("versions.keep.between", device=self._mesh.self_id)

@@ -59,7 +59,7 @@ class WorkerCore:
     Attributes:
         phase: what it does.
         generation: of the newest command obeyed; only rises.
-        running: the generation that its LIVE holdings are of, also after it was stopped.
+        running: the generation that its LIVE entries are of, also after it was stopped.
         prepared: the generation that it prepares or is ready for.
         refused: stale commands so far.
     """
@@ -154,7 +154,7 @@ class WorkerCore:
         """Nothing of the old generation runs any more, in no thread.
 
         Args:
-            held: LIVE holdings; none of what is torn.
+            held: LIVE entries; none of what is torn.
         """
         if self.phase is not WorkerPhase.STOPPING:
             return

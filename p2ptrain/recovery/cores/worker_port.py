@@ -71,7 +71,7 @@ class WorkerPort(Protocol):
         """Refuse a command."""
 
     def stop_stages(self) -> None:
-        """Cancel runners and copies, wait for what has begun; `stopped`."""
+        """Cancel executors and copies, wait for what has begun; `stopped`."""
 
     def rebuild_stage(self, request: int, what: Rebuild) -> None:
         """Do it; `rebuilt`."""

@@ -8,7 +8,7 @@ from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.assignment import Assignment, StageAssignment
-from p2ptrain.messages.kinds import REPLICA_KEPT
+from p2ptrain.messages.kinds import SNAPSHOT_KEPT
 from p2ptrain.messages.round_orders import GenerationKey, RoundOrder
 from p2ptrain.messages.snapshots import SnapshotKept
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -54,7 +54,7 @@ class Holder:
 
     async def hears(self, backup_peer: str, units: tuple[int, int], version: Version) -> None:
         kept = SnapshotKept(version, *units)
-        message = Message(REPLICA_KEPT, {**KEY.fields(), **kept.fields()})
+        message = Message(SNAPSHOT_KEPT, {**KEY.fields(), **kept.fields()})
         await self.copies._kept(backup_peer, message)
 
 
