@@ -44,7 +44,7 @@ class Network:
     ) -> None:
         self._rate_mbit = None if rate is None else quantities.mbit(rate)
         self._tag = tag or f"p2p{os.getpid()}x{next(_numbers)}"
-        self._switch = switch_name(self._tag)
+        self._switch = f"{self._tag}-switch"
         self._blocked: Blocked = frozenset()
         self.cables = [Cable(self._tag, self._switch, device, ipv6) for device in range(count)]
 
@@ -126,11 +126,6 @@ def private_network() -> Iterator[list[str]]:
             yield []
         else:
             yield network.prefix(0)
-
-
-def switch_name(tag: str) -> str:
-    """The namespace of the switch of the network `tag`."""
-    return f"{tag}-switch"
 
 
 def remove_namespaces(names: list[str]) -> None:

@@ -3,11 +3,10 @@
     Testbed
     ├── Network            a namespace for the switch and one a device     (`ip netns`)
     ├── control groups     one a device (in version 1: one a hierarchy)    (/sys/fs/cgroup)
-    ├── Metronome          keeps the shares exact
-    └── records            what other terminals need                       (/run/p2ptrain-testbed)
+    └── Metronome          keeps the shares exact
 
 All of it goes when the context ends, with every process inside, also after an error or Ctrl-C. A
-testbed whose process was killed is removed by the next one that opens.
+testbed whose process was killed is removed by the next one that opens: its names say whose it is.
 """
 
 from __future__ import annotations
@@ -15,23 +14,26 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
+import re
 import shutil
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Self
 
-from tools.testbed.cable import Cable
 from tools.testbed.control_groups import control_group
 from tools.testbed.device import EmulatedDevice
 from tools.testbed.errors import TestbedError
-from tools.testbed.household import DeviceDescription, Household
+from tools.testbed.household import Household
 from tools.testbed.metronome import Metronome
-from tools.testbed.network import Network, remove_namespaces, switch_name
+from tools.testbed.network import Network, remove_namespaces
 from tools.testbed.placement import places
-from tools.testbed.record import DeviceRecord, Owner, TestbedRecord, known_testbeds
+
+NAMESPACES = Path("/run/netns")
 
 _NEEDED_COMMANDS = ("ip", "tc", "nsenter", "taskset")
+_OURS = re.compile(r"p2p(\d+)s(\d+)x\d+t-(?:\d+|switch)")
 _numbers = itertools.count()
 
 
@@ -44,6 +46,7 @@ class Testbed:
 
     Attributes:
         devices: in the household's order.
+        tag: its name among the testbeds on this machine, once it is open.
     """
 
     __test__ = False  # for pytest: no test, for all its name
@@ -51,7 +54,7 @@ class Testbed:
     def __init__(self, household: Household) -> None:
         self.household = household
         self.devices: list[EmulatedDevice] = []
-        self._tag = f"p2p{os.getpid()}x{next(_numbers)}t"
+        self.tag = ""
         self._closing = contextlib.ExitStack()
 
     @classmethod
@@ -62,24 +65,19 @@ class Testbed:
     def __enter__(self) -> Self:
         _check_machine()
         cpus = places([d.cores for d in self.household.devices], _own_cpus())
-        remove_abandoned()
-        record = self._record()
-        with contextlib.ExitStack() as stack:
-            stack.callback(_remove, record)
-            record.write()
-            stack.enter_context(Metronome(cpus))
-            stack.enter_context(Network(len(cpus), tag=self._tag))
-            self.devices = [
-                self._make_device(number, description, cpu)
-                for number, (description, cpu) in enumerate(
-                    zip(self.household.devices, cpus, strict=True)
-                )
-            ]
-            self._closing = stack.pop_all()
+        _remove_abandoned()
+        process = os.getpid()
+        self.tag = f"p2p{process}s{_started(process)}x{next(_numbers)}t"
+        try:
+            self._open(cpus)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._closing.close()
+        with _undisturbed():
+            self._closing.close()
 
     def __getitem__(self, name: str) -> EmulatedDevice:
         """The device of that name. Raises KeyError."""
@@ -88,41 +86,41 @@ class Testbed:
                 return device
         raise KeyError(f"{name!r}: there are {', '.join(device.name for device in self.devices)}")
 
-    @property
-    def tag(self) -> str:
-        """Its name among the testbeds on this machine."""
-        return self._tag
-
-    def _record(self) -> TestbedRecord:
-        names = tuple(device.name for device in self.household.devices)
-        return TestbedRecord(self._tag, self.household.name, names, Owner.this_process())
-
-    def _make_device(self, number: int, description: DeviceDescription, cpu: int) -> EmulatedDevice:
-        record = DeviceRecord(
-            name=description.name,
-            tag=self._tag,
-            number=number,
-            cpu=cpu,
-            group=_group(self._tag, number),
-            cores=description.cores,
-            memory_bytes=description.memory_bytes,
-            rate_mbit=description.rate_mbit,
-        )
-        control_group(record.group).make()
-        record.write()
-        device = EmulatedDevice(record.file)
-        device.limit()
-        device.set_memory(description.memory_bytes)
-        device.set_rate(description.rate_mbit)
-        return device
+    def _open(self, cpus: Sequence[int]) -> None:
+        closing = self._closing
+        closing.enter_context(Metronome(cpus))
+        network = closing.enter_context(Network(len(cpus), tag=self.tag))
+        for description, cpu, cable in zip(
+            self.household.devices, cpus, network.cables, strict=True
+        ):
+            device = EmulatedDevice(description, cpu, cable)
+            closing.callback(device.group.remove)
+            device.make()
+            self.devices.append(device)
 
 
-def remove_abandoned() -> list[str]:
-    """Remove testbeds whose process was killed before it could; returns their tags."""
-    abandoned = [record for record in known_testbeds() if not record.owner.is_alive()]
-    for record in abandoned:
-        _remove(record)
-    return [record.tag for record in abandoned]
+def _remove_abandoned() -> None:
+    """Remove testbeds whose process was killed before it could."""
+    with _undisturbed():
+        for place in sorted(NAMESPACES.glob("p2p*")):
+            found = _OURS.fullmatch(place.name)
+            if found is not None and not _runs(int(found[1]), int(found[2])):
+                control_group(f"p2ptrain-{place.name}").remove()
+                remove_namespaces([place.name])
+
+
+def _runs(process: int, started: int) -> bool:
+    """Whether it still does; process ids are used again."""
+    try:
+        return _started(process) == started
+    except OSError:
+        return False
+
+
+def _started(process: int) -> int:
+    """When a process began, in clock ticks after the machine's start (proc(5), field 22)."""
+    after_name = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return int(after_name[19])
 
 
 def _check_machine() -> None:
@@ -137,22 +135,6 @@ def _check_machine() -> None:
 
 def _own_cpus() -> list[int]:
     return sorted(os.sched_getaffinity(0))
-
-
-def _group(tag: str, number: int) -> str:
-    return f"p2ptrain-{tag}-{number}"
-
-
-def _remove(record: TestbedRecord) -> None:
-    """Every process, control group, namespace and file of a testbed, made or not yet."""
-    with _undisturbed():
-        numbers = range(len(record.devices))
-        for number in numbers:
-            control_group(_group(record.tag, number)).remove()
-        switch = switch_name(record.tag)
-        cables = [Cable(record.tag, switch, number) for number in numbers]
-        remove_namespaces([*(cable.namespace for cable in cables), switch])
-        record.remove()
 
 
 @contextlib.contextmanager
