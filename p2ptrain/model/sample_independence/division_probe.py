@@ -143,6 +143,7 @@ class _DivisionProbe:
     ) -> None:
         self._weights = weights
         self._description = description
+        self._doubled = computing_in_double(description)
         self._state = state
         borders = [*range(len(description.units)), len(description.units)]
         fixed = set(indivisible_boundaries(description)) - {0}
@@ -159,60 +160,75 @@ class _DivisionProbe:
     def run(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Mixing | None:
         """All units."""
         self._inputs = inputs
-        values = self._together_and_halves(0, inputs)
-        mixing = self._run(self._description, range(self._loss), values)
+        mixing, entering_loss = self._run(self._description, range(self._loss), [*inputs])
         if mixing is not None:
             return mixing
         if not self._entering_loss:
-            self._entering_loss = values[0]
-        return self._run_loss(values[0], targets)
+            self._entering_loss = entering_loss
+        return self._run_loss(entering_loss, targets)
 
     def run_loss(self, targets: Sequence[Tensor]) -> Mixing | None:
         """Those that see targets, after `run`, with what its first batch has given them."""
         return self._run_loss(self._entering_loss, targets)
 
-    def _run_loss(self, entering: Sequence[Tensor], targets: Sequence[Tensor]) -> Mixing | None:
+    def _run_loss(self, entering: list[Tensor], targets: Sequence[Tensor]) -> Mixing | None:
         units = range(self._loss, len(self._parts))
         try:
-            doubled = self._together_and_halves(self._loss, [*map(in_double, entering)])
-            return self._run(computing_in_double(self._description), units, doubled, targets)
+            return self._run(self._doubled, units, [*map(in_double, entering)], targets)[0]
         except RuntimeError:  # some operators have no double precision
-            values = self._together_and_halves(self._loss, entering)
-            return self._run(self._description, units, values, targets)
-
-    def _together_and_halves(self, part: int, whole: Sequence[Tensor]) -> list[list[Tensor]]:
-        described = self._description.crossing(self._parts[part][0], "train")
-        return [list(whole), *_halves(described, whole)]
+            return self._run(self._description, units, entering, targets)[0]
 
     def _run(
         self,
         described: ModelDescription,
         parts: range,
-        values: list[list[Tensor]],
+        values: list[Tensor],
         targets: Sequence[Tensor] = (),
-    ) -> Mixing | None:
-        """Of these parts; `values` become what comes out of the last one."""
-        given, doubles = targets, described is not self._description
-        targets = [*map(in_double, targets)] if doubles else targets
-        wanted = [list(targets), *_halves(described.targets, targets)] if targets else [[], [], []]
-        for first, end in (self._parts[part] for part in parts):
-            state = {name: self._state[name] for name in described.state_names(first, end)}
-            if doubles:
-                state = {name: in_double(tensor) for name, tensor in state.items()}
-            program = Program(described, first, end, "train", state)
-            uses = described.target_uses(first, end, "train")
-            seen = wanted if uses else [[], [], []]
-            entering = list(values)
-            values[:] = _run_alike(program, entering, seen)
-            is_loss = end == len(described.units)
-            weights = self._weights(self._inputs, given) if is_loss else _HALVES
-            if not _agree(program.outputs, values, weights):
-                return Mixing(first, is_loss and _adds_up(*(value[0] for value in values)))
-            if any(has_own_backward(described, unit) for unit in range(first, end)) and not (
-                gradients_agree(described, (first, end), state, entering, seen, weights)
-            ):
-                return Mixing(first)
-        return None
+    ) -> tuple[Mixing | None, list[Tensor]]:
+        """The first of these parts that mixes samples, or None with what comes out of the last.
+
+        Rounding may look like it, as where a BatchNorm divides by the spread of values that are
+        almost alike: what is found so must show in double precision too.
+        """
+        for part in parts:
+            mixing, leaving = self._run_part(described, part, values, targets)
+            if mixing is not None and described is not self._doubled:
+                with suppress(RuntimeError):
+                    doubled = [*map(in_double, values)]
+                    mixing, _ = self._run_part(self._doubled, part, doubled, targets)
+            if mixing is not None:
+                return mixing, leaving
+            values = leaving
+        return None, values
+
+    def _run_part(
+        self,
+        described: ModelDescription,
+        part: int,
+        whole: list[Tensor],
+        given: Sequence[Tensor],
+    ) -> tuple[Mixing | None, list[Tensor]]:
+        """Whether it mixes samples, and what it makes of all of them."""
+        first, end = self._parts[part]
+        state = {name: self._state[name] for name in described.state_names(first, end)}
+        targets = [*given] if described.target_uses(first, end, "train") else []
+        if described is self._doubled:
+            state = {name: in_double(tensor) for name, tensor in state.items()}
+            targets = [*map(in_double, targets)]
+        seen = [targets, *_halves(described.targets, targets)] if targets else [[], [], []]
+        entering = [whole, *_halves(described.crossing(first, "train"), whole)]
+        program = Program(described, first, end, "train", state)
+        values = _run_alike(program, entering, seen)
+        is_loss = end == len(described.units)
+        weights = self._weights(self._inputs, given) if is_loss else _HALVES
+        mixing = None
+        if not _agree(program.outputs, values, weights):
+            mixing = Mixing(first, is_loss and _adds_up(*(value[0] for value in values)))
+        elif any(has_own_backward(described, unit) for unit in range(first, end)) and not (
+            gradients_agree(described, (first, end), state, entering, seen, weights)
+        ):
+            mixing = Mixing(first)
+        return mixing, values[0]
 
 
 def _run_alike(

@@ -31,6 +31,22 @@ class _Centred(nn.Module):
         return output
 
 
+class _AlmostAlike(nn.Module):
+    """Values almost alike, spread by a BatchNorm: their rounding grows with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(6, 512), nn.Linear(512, 64)
+        self.norm, self.last = nn.BatchNorm1d(64), nn.Linear(64, 4)
+        with torch.no_grad():
+            self.first.weight.mul_(1e-3)
+            self.first.bias.add_(10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(self.norm(self.second(self.first(x))))
+        return output
+
+
 def _sum_loss(output: Tensor, target: Tensor) -> Tensor:
     return mse_loss(output, target, reduction="sum")
 
@@ -76,6 +92,11 @@ def test_models_that_take_each_sample_for_itself_pass(
 
 def test_a_mean_over_the_batch_is_found_before_weights_hide_it() -> None:
     assert _found(_made(_Centred(), mse_loss)) is not None
+
+
+def test_rounding_that_a_norm_makes_large_is_no_mixing() -> None:
+    torch.manual_seed(0)
+    assert _found(_made(_AlmostAlike(), mse_loss)) is None
 
 
 def _balanced(output: Tensor, target: Tensor) -> Tensor:
