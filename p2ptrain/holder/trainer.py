@@ -76,6 +76,7 @@ from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.not_finite import MicroBatchNotFinite
+from p2ptrain.runtime.stage_sender import tied_changes
 from p2ptrain.state.checkpoint_files import Checkpoint
 from p2ptrain.state.checksums import Digest
 from p2ptrain.state.fetch import state_check, version_source
@@ -387,8 +388,9 @@ class JobTrainer:
         event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
         faulty = self._reports.faulty
         left_out = (LeftOut(o.name, faulty.get(o.name, o.reason)) for o in event.left_out)
+        ties = tied_changes(answer.assignment, prepared.captured.description)
         own = *prepared.changes, *self._differs
-        changes = (*own, *event.changes_results, *answer.kinds)
+        changes = (*own, *event.changes_results, *ties, *answer.kinds)
         links = self._measured_links(answer)
         event = replace(event, changes_results=changes, left_out=tuple(left_out), links=links)
         if self._callbacks.stopped_at is None or not self._has_announced:

@@ -19,7 +19,7 @@ are dropped and counted, from any sender. docs/internals/messages.md has the fie
 #     |-- train.round ------------------------------->|   what comes next, to every stage; or that
 #     |                                               |   nothing does (asynchronous training)
 #     |-- train.values (inputs, targets) ------------>|   to the first and the last stage
-#     |        train.values: activations p -> p+1, gradients p+1 -> p, sums of tied gradients
+#     |        train.values: activations p -> p+1, gradients p+1 -> p, those of tied weights
 #     |<- train.started ------------------------------|   credit: one more slice may come
 #     |<- train.values (outputs) / train.norms -------|   norms where the job clips by global norm
 #     |<- train.done ---------------------------------|   gradients complete, or all evaluated

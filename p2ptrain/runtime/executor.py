@@ -34,7 +34,7 @@ from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS
 from p2ptrain.runtime.live_stage import TrainedStage
 from p2ptrain.runtime.not_finite import MicroBatchNotFinite
 from p2ptrain.runtime.spans import NONE
-from p2ptrain.runtime.stage_io import StageIo, StageSender
+from p2ptrain.runtime.stage_io import StageIo, StageSender, TiedGradient
 
 T = TypeVar("T")
 
@@ -44,8 +44,9 @@ Forward: TypeAlias = Callable[[list[Tensor], list[Tensor]], list[Tensor]]
 Weighed: TypeAlias = Callable[..., list[Tensor]]
 """`Forward` with `weight`: the slice's part of the mini-batch at the last stage, else None."""
 
-Backward: TypeAlias = Callable[[Sequence[Value]], list[Tensor | None]]
-"""Gradients of what crossed out, none at the last stage -> those of what came in."""
+Backward: TypeAlias = Callable[..., list[Tensor | None]]
+"""Gradients of what crossed out, none at the last stage, and `tied` -> those of what came in, and
+of tied parameters that earlier stages use."""
 
 
 class OperatorFailed(TrainingError):
@@ -150,7 +151,8 @@ class StageExecutor(ABC):
     async def run(self) -> None:
         """Serve rounds until cancelled. Raises what a task of this stage raised."""
         async with asyncio.TaskGroup() as group:
-            for part in (self._io.forward, self._io.backward, self._io.reduction):
+            tied = (one.earlier for one in self._io.tied)
+            for part in (self._io.forward, self._io.backward, self._io.reduction, *tied):
                 if part is not None:
                     group.create_task(part.run())
             group.create_task(self._serve())
@@ -263,7 +265,8 @@ class StageExecutor(ABC):
         self, order: RoundOrder, piece: MicroBatchSlice, compute: Backward
     ) -> None:
         given = await self._gradients(order, piece)
-        run = partial(_on_joined_gradients, self._device, compute, given)
+        tied = [await _tied_of(one, piece) for one in self._io.tied]
+        run = partial(_on_joined_gradients, self._device, compute, given, tied)
         result = await self._run((0, self.task.index), run, "backward", piece.key)
         await self._give_backward(order, piece, result)
 
@@ -280,9 +283,14 @@ class StageExecutor(ABC):
     ) -> None:
         """Send on what a backward has made."""
         await self._reach("backward.compute.after", order)
+        tied = [one.earlier for one in self._io.tied if one.earlier is not None]
+        count = len(result.tensors) - len(tied)
         if self._io.backward is not None:
-            self._note_sent(order, self.task.index - 1, GRADIENTS, piece, result.tensors)
-            await self._io.backward.put(piece, result)
+            values = result.tensors[:count]
+            self._note_sent(order, self.task.index - 1, GRADIENTS, piece, values)
+            await self._io.backward.put(piece, result, values)
+        for queue, value in zip(tied, result.tensors[count:], strict=True):
+            await queue.put(piece, result, [value])
 
     def _note_sent(
         self,
@@ -421,9 +429,18 @@ def on_joined(
 
 
 def _on_joined_gradients(
-    device: ComputeDevice, compute: Backward, given: GatheredValues | None
+    device: ComputeDevice, compute: Backward, given: GatheredValues | None, tied: Sequence[Value]
 ) -> HostCopies:
-    return device.copy_out(compute(device.copied_in(given.join()) if given is not None else []))
+    gradients = device.copied_in(given.join()) if given is not None else []
+    return device.copy_out(compute(gradients, tied=device.copied_in(tied)))
+
+
+async def _tied_of(one: TiedGradient, piece: MicroBatchSlice) -> Value:
+    """What later stages have made of a tied parameter's gradient."""
+    if one.later is None:
+        return None
+    (value,) = (await one.later.take(piece.key, piece.size)).join()
+    return value
 
 
 def draw(piece: MicroBatchSlice) -> int:

@@ -42,7 +42,9 @@ class StageSender(Protocol):
 class DiscardedOutput:
     """Takes the place of `OutputQueues` for a stage whose results others have already."""
 
-    async def put(self, piece: MicroBatchSlice, values: HostCopies) -> None:
+    async def put(
+        self, piece: MicroBatchSlice, copies: HostCopies, values: Sequence[Value] | None = None
+    ) -> None:
         """Forget it."""
 
     async def run(self) -> None:
@@ -77,6 +79,19 @@ class AllReduce(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class TiedGradient:
+    """The way of one tied parameter's gradients, micro-batch by micro-batch.
+
+    Attributes:
+        later: what later stages have made; None at the last stage that uses the parameter.
+        earlier: to the stage before that uses it; None at the first.
+    """
+
+    later: TensorReceiver | None
+    earlier: OutputQueues | None
+
+
+@dataclass(frozen=True, slots=True)
 class StageIo:
     """What a stage on this device is connected to.
 
@@ -86,6 +101,7 @@ class StageIo:
         forward: to the next stage; None at the last.
         backward: to the stage before; None where that receives no gradients.
         reduction: with the other devices of the stage; None where this one is alone.
+        tied: of each of the stage's tied parameters, in its order.
         spans: where it is noted what the stage does.
     """
 
@@ -95,6 +111,7 @@ class StageIo:
     forward: OutputQueues | DiscardedOutput | None
     backward: OutputQueues | DiscardedOutput | None
     reduction: AllReduce | None
+    tied: Sequence[TiedGradient] = ()
     spans: SpanRecorder = SILENT
 
 
@@ -149,9 +166,15 @@ class OutputQueues:
             device: asyncio.Queue(capacity) for device in division.devices
         }
 
-    async def put(self, piece: MicroBatchSlice, copies: HostCopies) -> None:
-        """Queue a finished piece for all who have a part in it."""
-        values = copies.tensors
+    async def put(
+        self, piece: MicroBatchSlice, copies: HostCopies, values: Sequence[Value] | None = None
+    ) -> None:
+        """Queue a finished piece for all who have a part in it.
+
+        Args:
+            values: those of `copies` that go this way; None = all.
+        """
+        values = copies.tensors if values is None else values
         if self._part_of is not None:
             await copies.arrived()
         own = SampleRange("", piece.first, piece.end)

@@ -1,17 +1,23 @@
 """Where one stage's results go in one generation: the asyncio half of `StageSender`.
 
-Gradients of a tied tensor (one name, used in several stages) are summed once a round by the first
-stage that uses it, which sends the sum back, so that all apply the same update to their copies.
+Stages that use one tensor (tied weights) apply the same update to their copies of it: the sum of
+the gradients of all its uses. In plain torch each micro-batch's is added up from the last use to
+the first, and then to `.grad`. So it goes from the last stage that uses the tensor to the one
+before and on to the first, its owner, whose `.grad` is plain torch's to the last bit. At the end of
+the round the owner sends it to the others:
+
+    stage 0 (owner)          stage 2           stage 3
+       |<----- tied:0 ---------|<---- tied:0 -----|      each micro-batch
+       |------ summed:0 ------>|----------------->|      once a round
+
+A large tensor (CHAIN_LIMIT_BYTES) would fill the wire, and a group adds in an order of its own
+anyway. Then each stage sends the owner its sum, once a round. Of a group its all-reduce comes
+before, its leader sends and sums, and every device receives the sum.
 
     stage 0 (owner)          stage 2           stage 3
        |<------ sums:2 --------|                  |
        |<------ sums:3 ---------------------------|
-       |  merge (model.stage.cross_stage_gradients)
        |------ summed:0 ------>|----------------->|
-
-While that costs little, the gradient of each micro-batch travels by itself: then the sum is plain
-torch's to the last bit. Beyond SEPARATE_LIMIT_BYTES each stage sends one sum. Where a stage is a
-group, its all-reduce comes before, its leader sends and sums, and every device receives the sum.
 """
 
 from __future__ import annotations
@@ -22,7 +28,6 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
-import torch
 from torch import Tensor
 
 from p2ptrain import failpoints
@@ -44,8 +49,8 @@ from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS, C
 
 EVALUATION_PIECES_AHEAD = 2
 
-SEPARATE_LIMIT_BYTES = 16 << 20
-"""Most bytes of a tied tensor's gradients that one stage keeps and sends each round."""
+CHAIN_LIMIT_BYTES = 16 << 20
+"""Most bytes of a tied tensor's gradients that one stage sends each round, if not one sum."""
 
 FREE_MEMORY_SECONDS = 1.0
 """A look takes about 0.3 ms: nothing beside a round of a second, a tenth of the shortest."""
@@ -111,7 +116,7 @@ class LiveStageSender:
         self._stage = stage
         self._description = description
         self._ties = TiedWeights.of(index, shared_tensors(assignment, description))
-        self._separate = separate_names(assignment, description)
+        self._chained = frozenset(tied_chains(assignment, description))
         self._shell = shell
         self._place = assignment.stages[index]
         self._divisions = divisions(assignment)
@@ -149,6 +154,12 @@ class LiveStageSender:
         await self._reach("backward.send.before")
         await send(device, stream, piece, values, PartKind.GRADIENT, wire=wire)
         await self._reach("backward.send.after")
+
+    async def send_tied(
+        self, stream: StreamId, device: str, piece: MicroBatchSlice, values: Sequence[Value]
+    ) -> None:
+        """A micro-batch's gradient of a tied tensor, to the stage before that uses it."""
+        await self._shell.router.send_values(device, stream, piece, values, PartKind.GRADIENT)
 
     async def send_output(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """Outputs to the holder."""
@@ -218,8 +229,8 @@ class LiveStageSender:
                 self._credits[after] = Credits(EVALUATION_PIECES_AHEAD)
                 router.connect_credits(stream, self._credits[after], after)
         for other, names in self._ties.owned.items() if self._leads else ():
-            parts = [name for name in names for _ in range(self._part_count(name))]
-            self._sums[other] = self._tied_receiver(parts, f"sums:{other}", other)
+            if summed := self._summed_names(names):
+                self._sums[other] = self._tied_receiver(summed, f"sums:{other}", other)
         for owner, names in self._received.items():
             self._summed[owner] = self._tied_receiver(names, f"summed:{owner}", owner)
 
@@ -254,12 +265,14 @@ class LiveStageSender:
         return tuple(sorted({name for names in self._ties.owned.values() for name in names}))
 
     async def _exchange_as_leader(self, piece: MicroBatchSlice) -> None:
-        mine = await self._shell.compute.run((0,), self._own_parts)
         for owner, names in self._ties.borrowed.items():
-            parts = [part for name in names for part in mine[name]]
-            leader = self._assignment.stages[owner].leader
-            await self._send_sums(leader, self._stream(owner, f"sums:{self._index}"), piece, parts)
-        await self._merge(mine, piece)
+            if summed := self._summed_names(names):
+                sums = await self._shell.compute.run((0,), partial(self._gradients, summed))
+                leader = self._assignment.stages[owner].leader
+                stream = self._stream(owner, f"sums:{self._index}")
+                await self._send_sums(leader, stream, piece, sums)
+        if self._sums:
+            await self._merge(piece)
         for other, names in self._ties.owned.items():
             for device in self._assignment.stages[other].devices:
                 await self._send_total(device, other, piece, names)
@@ -269,9 +282,7 @@ class LiveStageSender:
     async def _send_total(
         self, device: str, stage: int, piece: MicroBatchSlice, names: Sequence[str]
     ) -> None:
-        totals = await self._shell.compute.run(
-            (0,), lambda: self._on_host(map(self._gradient, names))
-        )
+        totals = await self._shell.compute.run((0,), partial(self._gradients, names))
         if device == self._shell.mesh.self_id:  # not copied on its way; each stage clips its own
             totals = await self._shell.compute.run((0,), lambda: _copies(totals))
         stream = self._stream(stage, f"summed:{self._index}")
@@ -287,47 +298,33 @@ class LiveStageSender:
         gradient: Tensor | None = self._stage.parameters()[name].grad
         return gradient
 
-    def _part_count(self, name: str) -> int:
-        return self._assignment.micro_batches if name in self._separate else 1
+    def _gradients(self, names: Iterable[str]) -> list[Tensor | None]:
+        """In host memory. For the compute thread."""
+        return self._on_host(map(self._gradient, names))
 
-    def _own_parts(self) -> dict[str, list[Tensor | None]]:
-        """This stage's gradients of what it shares: one a micro-batch, or their sum."""
-        kept = self._stage.take_separate()
-        shared = {
-            name
-            for names in (*self._ties.owned.values(), *self._ties.borrowed.values())
-            for name in names
-        }
-        parts = {name: self._on_host(kept.get(name) or [self._gradient(name)]) for name in shared}
-        return {name: [*some, *self._missing(name, len(some))] for name, some in parts.items()}
-
-    def _missing(self, name: str, there: int) -> list[Tensor]:
-        """Of a mini-batch with fewer micro-batches than others, such as the last of an epoch.
-
-        Zeros: what is sent has one form for all mini-batches.
-        """
-        missing = self._part_count(name) - there
-        here = self._stage.parameters()[name]
-        return [torch.zeros_like(here, device="cpu")] * missing if missing else []
+    def _summed_names(self, names: Iterable[str]) -> list[str]:
+        """Those whose gradients are summed by stage."""
+        return [name for name in names if name not in self._chained]
 
     def _on_host(self, gradients: Iterable[Tensor | None]) -> list[Tensor | None]:
         """For the compute thread."""
         return self._stage.device.fetched([*gradients])
 
-    async def _merge(self, mine: Mapping[str, list[Tensor | None]], piece: MicroBatchSlice) -> None:
-        """Sum what this stage owns, in the order of the stages that use it."""
-        parts = {name: [mine[name]] for names in self._ties.owned.values() for name in names}
-        for other in sorted(self._ties.owned):
-            values = iter((await self._sums[other].take(piece.key)).join())
-            for name in self._ties.owned[other]:
-                parts[name].append([next(values) for _ in range(self._part_count(name))])
+    async def _merge(self, piece: MicroBatchSlice) -> None:
+        """Sum what this stage owns, the last stage's first."""
+        own = self._summed_names(self._owned_ties)
+        mine = await self._shell.compute.run((0,), partial(self._gradients, own))
+        parts = {name: [gradient] for name, gradient in zip(own, mine, strict=True)}
+        for other in sorted(self._sums):
+            sums = (await self._sums[other].take(piece.key)).join()
+            for name, total in zip(self._summed_names(self._ties.owned[other]), sums, strict=True):
+                parts[name].insert(0, total)
 
         def merge() -> None:
             for name, uses in parts.items():
                 self._put(name, cross_stage_gradients.merge(uses))
 
-        if parts:
-            await self._shell.compute.run((0,), merge)
+        await self._shell.compute.run((0,), merge)
 
     def _replace(self, names: Sequence[str], sums: Sequence[Value]) -> None:
         for name, total in zip(names, sums, strict=True):
@@ -361,19 +358,41 @@ def _copies(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
     return [None if gradient is None else gradient.clone() for gradient in gradients]
 
 
-def separate_names(assignment: Assignment, description: ModelDescription) -> frozenset[str]:
-    """Tied tensors whose gradients are kept apart by micro-batch.
+def tied_chains(
+    assignment: Assignment, description: ModelDescription
+) -> Mapping[str, Sequence[int]]:
+    """Tied tensors whose gradients go from stage to stage by micro-batch -> these, ascending."""
+    alone = _tied_alone(assignment, description)
+    return {name: alone[name] for name in alone if _is_chained(assignment, description, name)}
 
-    None where a stage that uses it is a group, or tiled: that adds in an order of its own anyway.
-    """
-    by_name = description.tensors_by_name
-    places = assignment.stages
-    return frozenset(
-        name
-        for name, stages in shared_tensors(assignment, description).items()
-        if by_name[name].nbytes * assignment.micro_batches <= SEPARATE_LIMIT_BYTES
-        and not any(places[p].shared or places[p].tiling is not None for p in stages)
+
+def tied_changes(assignment: Assignment, description: ModelDescription) -> tuple[str, ...]:
+    """How tied tensors that are summed by stage change a plan's results."""
+    return tuple(
+        f"{name} is used in several stages and too large to send its gradient of each "
+        "micro-batch: they are added by stage, so last bits may differ from one device's"
+        for name in _tied_alone(assignment, description)
+        if not _is_chained(assignment, description, name)
     )
+
+
+def _tied_alone(
+    assignment: Assignment, description: ModelDescription
+) -> Mapping[str, Sequence[int]]:
+    """Tied tensors in stages of one device; groups and tiles add in an order of their own."""
+    places = assignment.stages
+    return {
+        name: stages
+        for name, stages in shared_tensors(assignment, description).items()
+        if not any(places[p].shared or places[p].tiling is not None for p in stages)
+    }
+
+
+def _is_chained(assignment: Assignment, description: ModelDescription, name: str) -> bool:
+    """Not where that takes much more of the wire than one sum a round."""
+    count = assignment.micro_batches
+    size_bytes = description.tensors_by_name[name].nbytes * count
+    return count == 1 or size_bytes <= CHAIN_LIMIT_BYTES
 
 
 def gradients_come_back(assignment: Assignment, description: ModelDescription, index: int) -> bool:

@@ -19,7 +19,7 @@ those tasks of the stage's order in which it has a part.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from time import perf_counter
@@ -29,7 +29,7 @@ from torch import Tensor
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.round_orders import Commit, RoundOrder
-from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, Value
+from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice
 from p2ptrain.model.stage.finite import Broken
 from p2ptrain.plan.types.schedule import ScheduleAction, ZeroBubble, one_f_one_b
 from p2ptrain.process.compute_thread import ComputeThread
@@ -219,7 +219,8 @@ class SyncStageExecutor(StageExecutor):
     def _has_inputs(self, action: ScheduleAction, key: MicroBatchKey) -> bool:
         io = self._io
         if action.kind == "backward":
-            return io.gradients is None or io.gradients.has(key)
+            needed = (io.gradients, *(one.later for one in io.tied))
+            return all(receiver is None or receiver.has(key) for receiver in needed)
         return io.activations.has(key) and (not self.task.uses_targets or io.targets.has(key))
 
     def _own_actions(self, shape: Round) -> Iterator[tuple[ScheduleAction, MicroBatchSlice]]:
@@ -297,7 +298,7 @@ class SyncStageExecutor(StageExecutor):
         self,
         order: RoundOrder,
         piece: MicroBatchSlice,
-        compute: Callable[[int, Sequence[Value]], list[Tensor | None]],
+        compute: Callable[..., list[Tensor | None]],
     ) -> None:
         await self._compute_backward(order, piece, partial(compute, piece.key.micro_batch))
 

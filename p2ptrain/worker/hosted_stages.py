@@ -44,7 +44,7 @@ from p2ptrain.runtime.io.replay_log import ReplayLog
 from p2ptrain.runtime.io.tensor_router import FrameRefused
 from p2ptrain.runtime.live_stage import LiveStage, TrainedStage
 from p2ptrain.runtime.not_finite import MicroBatchNotFinite
-from p2ptrain.runtime.stage_sender import LiveStageSender, separate_names
+from p2ptrain.runtime.stage_sender import LiveStageSender, tied_chains
 from p2ptrain.runtime.sync_executor import SyncStageExecutor
 from p2ptrain.runtime.tiled.tiled_executor import TiledStageExecutor
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
@@ -330,7 +330,9 @@ def built_stage(
         owner: whose tiles of a tiled stage.
     """
     model = _with_prefix(state, "model:")
-    here = separate_names(assignment, description).intersection(model)
+    index = [other.first for other in assignment.stages].index(place.first)
+    chains = tied_chains(assignment, description)
+    tied = {name: index == stages[0] for name, stages in chains.items() if index in stages}
     units = (place.first, place.end)
     # What was fetched is ours alone: it becomes the stage's own memory.
     adds_up = place.shared and assignment.asynchrony is None
@@ -340,7 +342,7 @@ def built_stage(
         stage = Stage(
             *(description, *units, model),
             copy=False,
-            separate=here,
+            tied=tied,
             shared=adds_up,
             device=device,
             hashes=assignment.hashes,

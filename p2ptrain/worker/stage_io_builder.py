@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 
@@ -26,14 +27,22 @@ from p2ptrain.runtime.io.tensor_receiver import (
     TensorReceiver,
     contents_at_cut,
     expected_of,
+    one_gradient,
 )
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
-from p2ptrain.runtime.stage_io import AllReduce, DiscardedOutput, OutputQueues, StageIo
+from p2ptrain.runtime.stage_io import (
+    AllReduce,
+    DiscardedOutput,
+    OutputQueues,
+    StageIo,
+    TiedGradient,
+)
 from p2ptrain.runtime.stage_sender import (
     LiveStageSender,
     gradients_come_back,
     shared_tensors,
+    tied_chains,
 )
 from p2ptrain.runtime.staged_reduction import HostGradients, StagedReduction
 from p2ptrain.runtime.tiled.tile_exchange import FLOW as TILES
@@ -125,6 +134,7 @@ class StageIoBuilder:
             forward=None if self._is_last else self._forward(self._leaving(), links),
             backward=self._backward(self._entering(), links) if self._sends_gradients else None,
             reduction=self._reduction(stage),
+            tied=[*self._tied(2 * deepest + EARLY_PIECES, links)],
         )
 
     def connect_alone(self, rounds: int) -> StageIo:
@@ -239,6 +249,28 @@ class StageIoBuilder:
             summed=True,
             part_of=None if self._tiles_before is None else self._tiles_before.leaving_parts,
         )
+
+    def _tied(self, capacity: int, links: LiveStageSender) -> Iterator[TiedGradient]:
+        """In the order of the chains, which is that of the stage's tied parameters."""
+        chains = tied_chains(self._assignment, self._description)
+        for number, (name, users) in enumerate(chains.items()):
+            if self._index not in users:
+                continue
+            flow, place = f"tied:{number}", users.index(self._index)
+            later, earlier = None, None
+            if place + 1 < len(users):
+                contents = one_gradient(self._description.tensors_by_name[name])
+                later = self._receiver(flow, contents, self._divisions[users[place + 1]], capacity)
+            if place:
+                before = users[place - 1]
+                stream = StreamId(self._assignment.key, before, flow)
+                earlier = OutputQueues(
+                    self._divisions[before],
+                    lambda _: [None],
+                    partial(links.send_tied, stream),
+                    capacity=self._place.warmup,
+                )
+            yield TiedGradient(later, earlier)
 
     def exchange(self, stage: TiledStage) -> TileExchange:
         """Between the tiles of this stage."""

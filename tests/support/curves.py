@@ -72,10 +72,12 @@ class HouseholdRun:
 
     Attributes:
         tied: trainable tensors that lay in more than one stage.
+        changes: how the plan was said to change results.
     """
 
     outcome: Outcome
     tied: frozenset[str]
+    changes: tuple[str, ...]
 
 
 async def with_p2ptrain(case: Case) -> Outcome:
@@ -98,7 +100,8 @@ async def household_run(case: Case, made: zoo.Made) -> HouseholdRun:
         if parameter.requires_grad
     }
     tied = frozenset(name for name, count in places.items() if count > 1 and name in trainable)
-    return HouseholdRun(outcome_of(household.losses, made), tied)
+    changes = household.plan.changes_results
+    return HouseholdRun(outcome_of(household.losses, made), tied, changes)
 
 
 def job_of(case: Case, made: zoo.Made) -> Job:

@@ -15,7 +15,6 @@ from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.stage.cross_stage_gradients import merge
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from tests.support import zoo
@@ -83,7 +82,7 @@ def pipeline_step(
     stages = [
         Stage(
             *(model.description, first, end, model.state()),
-            separate=_names(shared, number),
+            tied={n: users[0] == number for n, users in shared.items() if number in users},
             device=device,
             hashes=hashes,
         )
@@ -93,10 +92,15 @@ def pipeline_step(
 
     def backwards(key: int) -> None:
         gradients: Sequence[Tensor | None] = ()
-        for stage in reversed(stages):
+        tied: dict[str, Tensor | None] = {}
+        for number, stage in reversed([*enumerate(stages)]):
             backward = stage.backward_inputs if split else stage.backward
-            made = backward(key, device.copied_in(gradients))
-            gradients = transport(device.fetched(made))
+            here = [name for name, users in shared.items() if number in users]
+            later = device.copied_in([tied.get(name) for name in here])
+            made = transport(device.fetched(backward(key, device.copied_in(gradients), tied=later)))
+            on = [name for name in here if shared[name][0] != number]
+            gradients = made[: len(made) - len(on)]
+            tied.update(zip(on, made[len(gradients) :], strict=True))
 
     for key, (x, y, weight) in enumerate(micro_batches(made)):
         values: list[Tensor] = model.entering(x, "train")
@@ -163,19 +167,14 @@ def _moved(value: Tensor) -> Tensor:
     return unpacking.tensor().detach()
 
 
-def _names(shared: Mapping[str, Sequence[int]], stage: int) -> list[str]:
-    return [name for name, stages in shared.items() if stage in stages]
-
-
 def _gradients(
     stages: Sequence[Stage], shared: Mapping[str, Sequence[int]]
 ) -> dict[str, Tensor | None]:
-    """By name; of a tensor in several stages the sum in plain torch's order."""
+    """By name; of a tensor in several stages the first one's."""
     found = {name: p.grad for stage in stages for name, p in stage.parameters().items()}
-    apart = [stage.take_separate() for stage in stages]
-    for name, users in shared.items():
-        found[name] = merge([apart[user][name] for user in users])
-    return found
+    return found | {
+        name: stages[users[0]].parameters()[name].grad for name, users in shared.items()
+    }
 
 
 def joined_state(stages: Sequence[Stage]) -> dict[str, Tensor]:

@@ -1,17 +1,9 @@
-"""What needs the gradients of several stages: clipping by their common norm, and tied weights.
+"""What needs the gradients of several stages: clipping by their common norm, and sums.
 
 torch.nn.utils.clip_grad_norm_ takes the 2-norm of each parameter's gradient, then the 2-norm of
 those norms. So each stage sends one number a parameter, and the holder, which has all of them in
 the order of the model's parameters, gets torch's coefficient bit for bit. Partial sums of squares
 per stage would be fewer numbers, but rounded differently.
-
-The gradients of a weight that several stages use are added in plain torch's order: first the uses
-in one micro-batch, the later layers' before the earlier ones', and then the micro-batches:
-
-    ((h0 + e0) + (h1 + e1)) + (h2 + e2)        h: the later stage's part, e: the earlier one's
-
-Each stage's own sum first and then the stages' would differ in the last bits. So where they are
-small enough, the gradients of all micro-batches are kept apart and merged here.
 """
 
 from __future__ import annotations
@@ -89,26 +81,14 @@ def _in_torchs_order(norms: Sequence[Tensor]) -> list[Tensor]:
     return [norms[index] for _, indices in groups.values() for index in indices]
 
 
-def merge(parts: Sequence[Sequence[Tensor | None]]) -> Tensor | None:
-    """The sum of all gradients of one tensor, as plain torch's `.grad` would hold it.
+def merge(parts: Iterable[Tensor | None]) -> Tensor | None:
+    """The sum of one tensor's gradients, in memory of its own.
 
     Args:
-        parts: for each stage that uses the tensor, ascending, its gradients by micro-batch (as
-            `Stage.take_separate` gives them). None counts as nothing.
-
-    Returns:
-        The sum, in memory of its own; None where there is no gradient at all.
+        parts: of each stage that uses the tensor, the last stage's first; None counts as nothing.
     """
     total: Tensor | None = None
-    for uses in zip(*parts, strict=True):
-        gradient: Tensor | None = None
-        for part in reversed(uses):
-            gradient = _add(gradient, part)
-        total = _add(total, gradient)
-    return None if total is None else total.clone()
-
-
-def _add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    if one is None or other is None:
-        return other if one is None else one
-    return one + other
+    for part in parts:
+        if part is not None:
+            total = part.clone() if total is None else total + part
+    return total

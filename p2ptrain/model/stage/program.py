@@ -96,7 +96,7 @@ class Program:
         end: int,
         mode: Mode,
         state: Mapping[str, Tensor],
-        separate: Collection[str] = (),
+        tied: Collection[str] = (),
         hiding: Collection[str] = (),
         device: ComputeDevice = HOST,
         hashes: bool = False,
@@ -104,14 +104,14 @@ class Program:
         """Prepare them.
 
         Args:
-            separate: parameters whose gradients are taken from `.grad` between two updates.
+            tied: parameters in whose place others are read (`instead`), no leaves.
             hiding: tensors of the state to which nodes write unnoticed by autograd (`rewritten`).
             device: where they run, and `state` is.
             hashes: masks of dropout are hashed (`random_operators`).
         """
         self._device = device
         self._hashes = hashes
-        self._separate = separate
+        self._tied = tied
         self._lengths = len(description.longest)
         self._names = [unit.name for unit in description.units]
         self.inputs = description.crossing(first, mode)
@@ -242,7 +242,7 @@ class Program:
         return (
             isinstance(table, StateRef)
             and self.parameter_uses.get(table.name) == 1
-            and table.name not in self._separate
+            and table.name not in self._tied
         )
 
     def _weighs(self, node: GraphNode) -> bool:

@@ -6,7 +6,8 @@ Several things make the difference between "the same model" and the same bits; e
   that comes back for a value which is also passed on is summed in plain torch's order (the later
   stages' part first), and leaves with the strides it has.
 - The backward of a micro-batch starts from all outputs at once, and parameters accumulate through
-  autograd's own nodes.
+  autograd's own nodes. A parameter that other stages use too is received like an input: its
+  gradient begins with what the later stages made of it.
 - Tensors keep the strides that the user's have.
 
 A backward may be split in two, so that what others wait for comes first; see `split_backward`.
@@ -14,7 +15,7 @@ A backward may be split in two, so that what others wait for comes first; see `s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +48,9 @@ class _InFlightMicroBatch:
     Attributes:
         inputs, targets, seed, parameters: as given to `forward`.
         roots: what the backward starts from: the outputs, at the last stage the weighted loss.
-        gradients: of the inputs, filled in by the backward.
-        leaves: where autograd's graph ends at the inputs.
+        gradients: of the inputs and then of the tied parameters, filled in by the backward.
+        leaves: where autograd's graph ends at those.
+        tied: the tied parameters as this micro-batch has received them.
         later: the weights' part of the backward, where it is split.
         copies: this micro-batch's own of what its forward has written to.
         counts: False = the loss is a mean of nothing, and the backward adds nothing.
@@ -60,6 +62,7 @@ class _InFlightMicroBatch:
     roots: list[Tensor]
     gradients: list[Tensor | None]
     leaves: list[Tensor]
+    tied: list[Tensor]
     later: WeightGradients | None
     parameters: Mapping[str, Tensor]
     copies: Mapping[str, Tensor]
@@ -85,7 +88,7 @@ class Stage:
         state: Mapping[str, Tensor],
         *,
         copy: bool = True,
-        separate: Collection[str] = (),
+        tied: Mapping[str, bool] | None = None,
         shared: bool = False,
         device: ComputeDevice = HOST,
         hashes: bool = False,
@@ -98,8 +101,9 @@ class Stage:
             state: at least the tensors of `description.state_names(first, end)`, by name, in host
                 memory or the device's.
             copy: False computes with (and writes to) the tensors of `state` themselves.
-            separate: parameters whose gradients are kept apart by micro-batch instead of summed,
-                for `take_separate`: what `ties.merge` needs of a tensor shared between stages.
+            tied: parameters that other stages use too -> whether this stage is the first of them.
+                Each micro-batch's gradient goes from the last of them to the first, which has it
+                in `.grad`.
             shared: several devices hold this stage. What training writes to buffers is then kept
                 in `statistics`, until the group has added it up.
             device: see the class.
@@ -113,6 +117,7 @@ class Stage:
         self.device = device
         self._hashes = hashes
         self._is_last = end == len(description.units)
+        self._tied = tied or {}
         self._state = {
             name: _own(description, name, state, copy, device)
             for name in description.state_names(first, end)
@@ -126,7 +131,17 @@ class Stage:
         rewritten = frozenset[str]() if shared else rewritten_names(description, first, end)
         self._rewritten = MutatedParameters(rewritten, self._state)
         self._train = Program(
-            *(description, first, end, "train", training_state, separate, rewritten, device, hashes)
+            *(
+                description,
+                first,
+                end,
+                "train",
+                training_state,
+                self._tied,
+                rewritten,
+                device,
+                hashes,
+            )
         )
         self._evaluate: Program | None = None
         self._uses = {
@@ -134,7 +149,6 @@ class Stage:
         }
         self._held: dict[int, _InFlightMicroBatch] = {}
         self._later: dict[int, WeightGradients] = {}
-        self._separate: dict[str, list[Tensor | None]] = {name: [] for name in separate}
 
     def forward(
         self,
@@ -172,7 +186,7 @@ class Stage:
         """
         if key in self._held or key in self._later:
             raise InternalError(f"micro-batch {key} was already forwarded")
-        gradients: list[Tensor | None] = [None] * len(inputs)
+        gradients: list[Tensor | None] = [None] * (len(inputs) + len(self._tied))
         leaves: list[Tensor] = []
         counts = weight != 0.0 or not self._is_last
         later = WeightGradients(self._uses) if split and counts else None
@@ -183,9 +197,14 @@ class Stage:
                     leaf = inputs[position].detach().requires_grad_()
                     leaves.append(leaf)
                     received[position] = _receive(leaf, gradients, position)
+            tied: dict[str, Tensor] = {}
+            for position, name in enumerate(self._tied, len(inputs)):
+                leaf = self._state[name].detach().requires_grad_()
+                leaves.append(leaf)
+                tied[name] = _receive(leaf, gradients, position)
             given = parameters or {}
             copies = self._rewritten.copies()
-            instead = {**given, **copies}
+            instead = {**given, **copies, **tied}
             outputs = self._run(key, share, received, targets, seed, later, instead, passing)
             self._rewritten.take(copies)
             roots = list(outputs)
@@ -194,7 +213,8 @@ class Stage:
                 if scale:  # a tensor, as GradScaler has it: a loss in float16 becomes float32
                     roots = [roots[0] * torch.tensor(scale, device=outputs[0].device)]
         self._held[key] = _InFlightMicroBatch(
-            inputs, targets, seed, roots, gradients, leaves, later, given, copies, counts
+            *(inputs, targets, seed, roots, gradients, leaves, [*tied.values()]),
+            *(later, given, copies, counts),
         )
         return [output.detach() for output in outputs]
 
@@ -229,6 +249,7 @@ class Stage:
         key: int,
         gradients: Sequence[Tensor | None] = (),
         *,
+        tied: Sequence[Tensor | None] = (),
         final: Callable[[str], None] | None = None,
     ) -> list[Tensor | None]:
         """Run the backward of micro-batch `key`; parameters add to their `.grad`.
@@ -237,37 +258,41 @@ class Stage:
             key: of an earlier `forward`.
             gradients: one for each of its outputs, None where none came back; empty at the last
                 stage.
+            tied: of each tied parameter what the later stages that use it made; None where none do.
             final: in the last backward before an update, called with the name of each trainable
                 parameter as soon as its gradient will not change any more.
 
         Returns:
-            One for each of its inputs, None for those that need none.
+            One for each of its inputs, None for those that need none; then one for each tied
+            parameter of which this stage is not the first.
         """
         held = self._held.pop(key)
         if not held.counts:
             with self._reporting(final):
                 for parameter in self._reached(held):
                     accumulate(parameter, torch.zeros_like(parameter))
-                self._keep_separate(self._separate)
-            return held.gradients
+            return self._leaving(held)
         if held.later is not None:
             held.later.cancel()
-        roots, starts = self._starts(held, gradients)
+        roots, starts = self._starts(held, gradients, tied)
         with self._reporting(final):
             if roots:
                 with self._rewritten.lent(held.copies):
                     torch.autograd.backward(roots, starts)
-            self._keep_separate(self._separate)
-        return held.gradients
+        return self._leaving(held)
 
     def backward_inputs(
-        self, key: int, gradients: Sequence[Tensor | None] = ()
+        self,
+        key: int,
+        gradients: Sequence[Tensor | None] = (),
+        *,
+        tied: Sequence[Tensor | None] = (),
     ) -> list[Tensor | None]:
         """Run the part of a backward that others wait for; `backward_weights` does the rest.
 
         Args:
             key: of an earlier `forward` with `split`.
-            gradients: as for `backward`.
+            gradients, tied: as for `backward`.
 
         Returns:
             As `backward`. Parameters that cannot be split have added to their `.grad`.
@@ -278,17 +303,16 @@ class Stage:
         del self._held[key]
         if held.later is None:
             self._later[key] = NoGradients(self._reached(held))
-            return held.gradients
+            return self._leaving(held)
         later = self._later[key] = held.later
-        roots, starts = self._starts(held, gradients)
+        roots, starts = self._starts(held, gradients, tied)
         here = {n: p for n, p in self._trainable().items() if id(p) not in later.parameters}
         own = [copy for copy in held.copies.values() if copy.requires_grad]
         wanted = [*held.leaves, *here.values(), *own]
         if roots and wanted:
             with self._rewritten.lent(held.copies):
                 torch.autograd.backward(roots, starts, inputs=wanted)
-        self._keep_separate(here)
-        return held.gradients
+        return self._leaving(held)
 
     def backward_weights(self, *keys: int, final: Callable[[str], None] | None = None) -> None:
         """Add what `backward_inputs` has left out to the parameters' `.grad`.
@@ -312,15 +336,8 @@ class Stage:
 
         report([name for key, name in names.items() if key not in later])
 
-        def add(parameter: nn.Parameter, gradient: Tensor | None) -> None:
-            kept = self._separate.get(names[id(parameter)])
-            if kept is not None:
-                kept.append(gradient)
-            else:
-                accumulate(parameter, gradient)
-
         with torch.no_grad():
-            for parameter in compute_together(parts, add):
+            for parameter in compute_together(parts, accumulate):
                 report([names[id(parameter)]])
         report(list(waiting))
 
@@ -351,10 +368,29 @@ class Stage:
             if gradient is not None and isinstance(parameter := adding[name], nn.Parameter)
         ]
 
+    def _leaving(self, held: _InFlightMicroBatch) -> list[Tensor | None]:
+        """After the backward: what goes on to the stages before; the rest is added here."""
+        count = len(held.inputs)
+        leaving = held.gradients[:count]
+        for (name, is_first), gradient in zip(
+            self._tied.items(), held.gradients[count:], strict=True
+        ):
+            parameter = self._state[name]
+            if not is_first:
+                leaving.append(gradient)
+            elif parameter.grad is not None and gradient is not None:
+                parameter.grad.add_(gradient)
+            elif gradient is not None:  # a copy: it may be another tensor's gradient as well
+                parameter.grad = torch.empty_like(parameter).copy_(gradient)
+        return leaving
+
     def _starts(
-        self, held: _InFlightMicroBatch, gradients: Sequence[Tensor | None]
+        self,
+        held: _InFlightMicroBatch,
+        gradients: Sequence[Tensor | None],
+        tied: Sequence[Tensor | None],
     ) -> tuple[list[Tensor], list[Tensor | None]]:
-        """Outputs from which the backward starts, taken from `held`, and their gradients."""
+        """Tensors from which the backward starts, taken from `held`, and their gradients."""
         given: Sequence[Tensor | None] = gradients or [None] * len(held.roots)
         roots: list[Tensor] = []
         starts: list[Tensor | None] = []
@@ -363,14 +399,11 @@ class Stage:
                 roots.append(root)
                 starts.append(gradient)
         held.roots.clear()
+        for received, gradient in zip(held.tied, tied, strict=False):
+            if gradient is not None:
+                roots.append(received)
+                starts.append(gradient)
         return roots, starts
-
-    def _keep_separate(self, names: Iterable[str]) -> None:
-        """Move the gradients of the `separate` parameters among `names` out of `.grad`."""
-        for name in names:
-            if name in self._separate:
-                self._separate[name].append(self._state[name].grad)
-                self._state[name].grad = None
 
     @contextmanager
     def _reporting(self, final: Callable[[str], None] | None) -> Iterator[None]:
@@ -389,7 +422,7 @@ class Stage:
         hooks = [
             parameter.register_post_accumulate_grad_hook(added)  # type: ignore[no-untyped-call]
             for name, parameter in waiting.items()
-            if name not in self._separate
+            if name not in self._tied
         ]
         try:
             yield
@@ -446,14 +479,6 @@ class Stage:
             device=self.device,
             hashes=self._hashes,
         )
-
-    def take_separate(self) -> dict[str, list[Tensor | None]]:
-        """Gradients of the `separate` parameters since the last call, in order of the backwards.
-
-        They are not in `.grad`: the caller puts the sum there.
-        """
-        taken, self._separate = self._separate, {name: [] for name in self._separate}
-        return taken
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by canonical name, in the model's order; frozen ones too."""

@@ -28,7 +28,7 @@ from p2ptrain.messages.tensors import (
     Value,
     ValuesFields,
 )
-from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.description import ModelDescription, TensorDescription
 from p2ptrain.model.graph.values import ValueDescription, sample_dimension
 from p2ptrain.model.stage.round_replay import size_of
 from p2ptrain.model.wire.tensor_codec import HostBuffer, Unpacking
@@ -350,6 +350,14 @@ def contents_at_cut(description: ModelDescription, boundary: int, name: str) -> 
         return tuple(sample_dimension(value) for value in values)
 
     return StreamContents(name, expected, dimensions)
+
+
+def one_gradient(tensor: TensorDescription) -> StreamContents:
+    """Gradients of a tensor of the model's state."""
+    expected = ((tensor.dtype, tensor.shape),)
+    return StreamContents(
+        f"gradients of {tensor.name}", lambda *_: expected, lambda _: [None], optional=True
+    )
 
 
 def expected_of(value: ValueDescription, size: int, *lengths: int) -> Expected:

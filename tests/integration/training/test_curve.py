@@ -72,11 +72,14 @@ async def test_a_large_tied_weight_is_summed_stage_by_stage(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Then the stages' sums are added, in another order than plain torch: float64 is the test."""
-    monkeypatch.setattr(stage_sender, "SEPARATE_LIMIT_BYTES", 0)
+    monkeypatch.setattr(stage_sender, "CHAIN_LIMIT_BYTES", 0)
     case = Case("gpt", devices=3, dtype=torch.float64, clip_grad_norm=0.5, steps=10)
-    found = difference(await with_p2ptrain(case), plain_torch(case))
+    run = await household_run(case, zoo.make(case.model, dtype=case.dtype))
+    found = difference(run.outcome, plain_torch(case))
     assert 0.0 < found.loss < 1e-8
     assert found.state < 1e-8
+    (change,) = run.changes
+    assert change.startswith(f"{min(run.tied)} is used in several stages")
 
 
 async def test_dropout_does_not_depend_on_the_devices() -> None:

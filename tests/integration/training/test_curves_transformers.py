@@ -105,8 +105,7 @@ async def test_an_encoder_and_a_decoder_train_as_in_plain_torch(
 ) -> None:
     """Padded on both sides, on several devices; the mini-batch's mean is over its tokens.
 
-    The embedding is used three times. With three stages each has one use; with two the first one
-    has two, whose gradients it adds before the third comes: weights are the same to rounding.
+    The embedding is used three times: with three stages once in each, with two twice in the first.
     """
     draw = torch.Generator().manual_seed(2)
     rows = [
@@ -133,9 +132,5 @@ async def test_an_encoder_and_a_decoder_train_as_in_plain_torch(
         optimizer.step()
         optimizer.zero_grad()
     trained, wanted = model.state_dict(), plain.state_dict()
-    if stages == 3:
-        assert household.losses == losses
-        assert [key for key in wanted if not torch.equal(trained[key], wanted[key])] == []
-    else:
-        assert household.losses == pytest.approx(losses, rel=1e-6)
-        torch.testing.assert_close(trained, wanted, rtol=1e-5, atol=1e-6)
+    assert household.losses == losses
+    assert [key for key in wanted if not torch.equal(trained[key], wanted[key])] == []
