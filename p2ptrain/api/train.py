@@ -208,7 +208,7 @@ async def train_on_ranks(
 ) -> torch.nn.Module:
     """Train `job` on the processes that torchrun has started. Only rank 0 has events."""
     from p2ptrain.api.choosing import CHECKS, choose_device
-    from p2ptrain.torch_engine.ranks import device_of
+    from p2ptrain.devices.probes import numbered
     from p2ptrain.torch_engine.trainer import RankTrainer
 
     emit = _emitting(on_event if ranks.is_first else None)
@@ -220,7 +220,7 @@ async def train_on_ranks(
         options = dataclasses.replace(options, **nothing)
     with ranks.together():
         _begin(node_options)
-        request = device_of(read_request(node_options.get("device", AUTO)), ranks)
+        request = numbered(read_request(node_options.get("device", AUTO)), ranks.local)
         checks = state_folder(node_options.get("state_dir")) / CHECKS
         threads = node_options.get("threads")
         chosen = await choose_device(request, checks, emit, threads=threads)

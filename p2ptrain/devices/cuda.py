@@ -32,7 +32,8 @@ class CudaDevice(StreamedDevice):
         """Operands of 10 bits, a search for the fastest algorithm, sums by atomics."""
         torch.backends.cuda.matmul.allow_tf32 = allowed
         torch.backends.cudnn.allow_tf32 = allowed
+        for part in (torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
+            part.fp32_precision = "tf32" if allowed else "ieee"  # whatever a script wants of all
         torch.backends.cudnn.benchmark = allowed
         torch.backends.cudnn.deterministic = not allowed
-        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-        torch.use_deterministic_algorithms(not allowed, warn_only=True)
+        self._allow_any_order(allowed)

@@ -22,6 +22,8 @@ from typing import TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
+from p2ptrain.devices.drivers import INTEL_ERROR, MEMORY_TEXTS
+
 T = TypeVar("T")
 
 Value: TypeAlias = Tensor | None
@@ -94,6 +96,7 @@ class ComputeDevice(ABC):
         place: torch's name for its memory.
         is_host: its memory is the host's: nothing is copied, and nothing waited for.
         is_in_host_memory: of an accelerator: what it takes is taken of the host's memory.
+        lacks: types of numbers that it has not, such as "float64".
         nvidia_id: as NVIDIA's driver names it; None where that has no part.
     """
 
@@ -103,6 +106,7 @@ class ComputeDevice(ABC):
     place: torch.device
     is_host: bool
     is_in_host_memory: bool = False
+    lacks: frozenset[str] = frozenset()
     nvidia_id: str | None = None
 
     @abstractmethod
@@ -181,3 +185,12 @@ class ComputeDevice(ABC):
         result = function()
         watch.stop()
         return result, watch
+
+
+def tells_of_failure(error: BaseException) -> bool:
+    """Whether torch reports that a card or its driver has failed; not that memory lacks."""
+    text = str(error)
+    is_of_driver = isinstance(error, torch.AcceleratorError) or (
+        isinstance(error, RuntimeError) and INTEL_ERROR in text
+    )
+    return is_of_driver and not any(lack in text for lack in MEMORY_TEXTS)

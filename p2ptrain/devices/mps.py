@@ -26,6 +26,7 @@ class MpsDevice(ComputeDevice):
     place = torch.device("mps", 0)
     is_host = False
     is_in_host_memory = True
+    lacks = frozenset({"float64", "complex128"})
 
     def __init__(self) -> None:
         self.kind = f"mps, torch {torch.__version__}"

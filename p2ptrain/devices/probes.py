@@ -20,8 +20,13 @@ from p2ptrain.devices.cuda import CudaDevice
 from p2ptrain.devices.drivers import AMD_DRIVER, NVIDIA_DRIVER, nvidia_release
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.mps import MpsDevice
+from p2ptrain.devices.request import AUTO, DeviceRequest
+from p2ptrain.devices.streamed import is_integrated
 from p2ptrain.devices.xpu import XpuDevice
 from p2ptrain.errors import AcceleratorFailed
+
+COLLECTIVES = "cpu:gloo,cuda:nccl"
+"""What adds up over processes: backends of torch.distributed."""
 
 _INSTALL = "see https://pytorch.org/get-started/locally"
 
@@ -125,9 +130,10 @@ def _cuda_card(api: Any, index: int) -> Accelerator:
             f"torch {api.__version__} has nothing for cards of compute capability "
             f"{found.major}.{found.minor}: pip install torch of another build, {_INSTALL}"
         )
-    integrated = bool(getattr(found, "is_integrated", False))
     return Accelerator(
-        f"cuda:{index}", str(found.name), int(found.total_memory), integrated, unusable
+        *(f"cuda:{index}", str(found.name), int(found.total_memory)),
+        is_integrated(found),
+        unusable,
     )
 
 
@@ -161,7 +167,7 @@ def probe_xpu(api: Any = torch) -> FamilyProbe:
     cards = tuple(
         Accelerator(
             *(f"xpu:{index}", str(card.name), int(card.total_memory)),
-            bool(getattr(card, "is_integrated", False)),
+            is_integrated(card),
         )
         for index, card in enumerate(found)
     )
@@ -191,6 +197,14 @@ def _macos_release() -> str:
 PROBES: Mapping[str, Callable[[], FamilyProbe]] = MappingProxyType(
     {"cuda": probe_cuda, "mps": probe_mps, "xpu": probe_xpu}
 )
+
+
+def numbered(request: DeviceRequest, number: int) -> DeviceRequest:
+    """Of several cards that with this number, where the request leaves open which."""
+    is_open = request.family in (AUTO, "cuda") and request.index is None
+    if is_open and torch.cuda.is_available() and number < torch.cuda.device_count():
+        return DeviceRequest("cuda", number)
+    return request
 
 
 def make_accelerator(name: str) -> ComputeDevice:

@@ -20,12 +20,22 @@ import torch
 from torch import Tensor
 
 from p2ptrain.aio.threads import run_in_background
-from p2ptrain.devices.interface import ComputeDevice, DeviceMemory, DeviceWatch, HostCopies, Value
+from p2ptrain.devices.interface import (
+    ComputeDevice,
+    DeviceMemory,
+    DeviceWatch,
+    HostCopies,
+    Value,
+    tells_of_failure,
+)
 from p2ptrain.errors import AcceleratorFailed
 
 
 class StreamedDevice(ComputeDevice):
     """An accelerator whose module in torch has `Stream` and `Event`.
+
+    What is called without a stream goes to the thread's current one: where nobody has set
+    another, as in the threads that make a device and compute with it, the card's default stream.
 
     Args:
         module: such as `torch.xpu`.
@@ -40,11 +50,10 @@ class StreamedDevice(ComputeDevice):
         self.name = str(place)
         with _failing(self.name):
             self.title = str(module.get_device_name(place))
-            found = module.get_device_properties(place)
-            self.is_in_host_memory = bool(getattr(found, "is_integrated", False))
+            self.is_in_host_memory = is_integrated(module.get_device_properties(place))
             self._in = module.Stream(device=place)
             self._out = module.Stream(device=place)
-            self._compute = module.default_stream(place)
+            self._compute = module.current_stream(place)
         self.kind = f"{self.title}, torch {torch.__version__}"
 
     def host_buffer(self, elements: int, dtype: torch.dtype) -> Tensor:
@@ -137,6 +146,12 @@ class StreamedDevice(ComputeDevice):
             self._module.set_device(self.place)
         self.allow_fast_math(allowed=False)
 
+    @staticmethod
+    def _allow_any_order(allowed: bool) -> None:
+        """Of sums: by atomics, where torch has both ways."""
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+        torch.use_deterministic_algorithms(not allowed, warn_only=True)
+
 
 class _Departing(HostCopies):
     def __init__(self, tensors: list[Value], event: Any, name: str) -> None:
@@ -180,10 +195,16 @@ def _failing(name: str) -> Iterator[None]:
     """What the driver reports, as ours; where memory lacks, torch's own error."""
     try:
         yield
-    except torch.AcceleratorError as error:
-        if "out of memory" in str(error):  # the driver could not pin any
+    except RuntimeError as error:
+        if not tells_of_failure(error):
             raise
         raise AcceleratorFailed.of(name, error) from error
+
+
+def is_integrated(properties: object) -> bool:
+    """Whether a card takes the host's memory: NVIDIA's and AMD's word for it, or Intel's."""
+    words = ("is_integrated", "is_integrated_gpu")
+    return any(bool(getattr(properties, word, False)) for word in words)
 
 
 def _flat(tensor: Tensor) -> Tensor | None:

@@ -34,13 +34,12 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from p2ptrain.aio.threads import for_futures, run_in_background
-from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.interface import ComputeDevice, tells_of_failure
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import AcceleratorFailed
 from p2ptrain.logs import get_logger
 from p2ptrain.process.cpu_share import CpuSpan, thread_clock
 from p2ptrain.process.host_process import switch_often
-from p2ptrain.process.memory_budget import is_out_of_memory
 
 log = get_logger(__name__)
 
@@ -249,8 +248,7 @@ class ComputeThread:
 
 def _understood(error: BaseException, device: ComputeDevice) -> BaseException:
     """What torch raises where an operator finds that the card or its driver has failed, as ours."""
-    is_failure = isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error)
-    return AcceleratorFailed.of(device.name, error) if is_failure else error
+    return AcceleratorFailed.of(device.name, error) if tells_of_failure(error) else error
 
 
 @contextmanager

@@ -16,20 +16,18 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
+from p2ptrain.devices.drivers import CARD_MEMORY_TEXTS, MEMORY_TEXTS
+
 USABLE_SHARE = 0.8
 
 _NO_LIMIT_BYTES = 1 << 60
-
-_LIBRARY_TEXT = "STATUS_ALLOC_FAILED"
-"""Of an accelerator's libraries."""
 
 _TORCH_TEXTS = (
     "DefaultCPUAllocator",
     "std::bad_alloc",
     "could not create a primitive",  # oneDNN: no memory to compile it, or for its scratchpad
     "can't start new thread",  # no room for its stack
-    "out of memory",  # an accelerator's
-    _LIBRARY_TEXT,
+    *MEMORY_TEXTS,
 )
 """Of RuntimeErrors; those of processors were all seen under `ulimit -v`: convolutions, products, a
 thread's start."""
@@ -174,7 +172,7 @@ def is_of_host(error: BaseException) -> bool:
     A driver that can pin no host memory says so with another class than torch's allocator.
     """
     is_named = any(kind.__name__ == _TORCH_CLASS for kind in type(error).__mro__)
-    return not is_named and _LIBRARY_TEXT not in str(error)
+    return not (is_named or any(text in str(error) for text in CARD_MEMORY_TEXTS))
 
 
 def smaller_budget(memory_bytes: int, share: float) -> int:

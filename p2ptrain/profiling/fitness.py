@@ -19,7 +19,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from p2ptrain.devices.interface import ComputeDevice, Value
+from p2ptrain.devices.interface import ComputeDevice, Value, tells_of_failure
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import Argument, BackwardGraph, GraphNode
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
@@ -74,7 +74,10 @@ def misfit(unfit: UnfitKind, description: ModelDescription, device: ComputeDevic
     Raises:
         AcceleratorFailed: the device fails altogether.
     """
-    by_kind = unfit(operators_of(description), dtypes_of(description))
+    dtypes = dtypes_of(description)
+    if lacking := sorted(device.lacks & dtypes):
+        return f"it has no {', '.join(lacking)}"
+    by_kind = unfit(operators_of(description), dtypes)
     return by_kind or disagreement(description, device, COMPARED_SAMPLES)
 
 
@@ -84,16 +87,17 @@ def operators_of(description: ModelDescription) -> frozenset[str]:
 
 
 def dtypes_of(description: ModelDescription) -> frozenset[str]:
-    """Of its state and of what it converts to, such as "bfloat16"."""
+    """Of its state, of what enters, and of what it converts to, such as "bfloat16"."""
     converted = (
         argument
         for node in _nodes(description)
         for argument in (*node.args, *(value for _, value in node.kwargs))
         if isinstance(argument, torch.dtype)
     )
+    entering = (*description.crossing(0, "train"), *description.targets)
     return frozenset(
         str(dtype).removeprefix("torch.")
-        for dtype in (*(tensor.dtype for tensor in description.tensors), *converted)
+        for dtype in (*(known.dtype for known in (*description.tensors, *entering)), *converted)
     )
 
 
@@ -135,7 +139,12 @@ def disagreement(
     bounds = limits or FitnessLimits()
     found: _Disagreement | None = None
     for seed in range(bounds.draws):
-        found = _first(description, device, samples, bounds, clock, seed)
+        try:
+            found = _first(description, device, samples, bounds, clock, seed)
+        except (RuntimeError, MemoryError) as error:
+            if is_out_of_memory(error):
+                return None
+            raise
         if found is None or not found.may_be_chance:
             break
     return None if found is None else found.text
@@ -174,11 +183,9 @@ def _first(
             return None  # so it does on every device, and the training says so
         try:
             found = device.fetched(_pass(there, unit))
-        except torch.AcceleratorError:
-            raise
         except OPERATORS_RAISE as error:
-            if is_out_of_memory(error):
-                return None
+            if tells_of_failure(error) or is_out_of_memory(error):
+                raise
             return _Disagreement(f"{name}: {failure_text(error)[:200]}")
         off = _off(found, expected, len(here.values), least)
         if isnan(off):

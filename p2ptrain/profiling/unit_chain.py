@@ -266,7 +266,7 @@ class UnitChain:
         def keep(tensor: Tensor) -> Tensor:
             if _address(tensor) not in own:
                 saved[_address(tensor)] = tensor.untyped_storage().nbytes()
-            return tensor
+            return tensor.detach()  # a result that holds its own graph is there for ever
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
             yield

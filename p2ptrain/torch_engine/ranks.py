@@ -28,7 +28,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from p2ptrain.devices.request import AUTO, DeviceRequest
+from p2ptrain.devices.probes import COLLECTIVES
 from p2ptrain.errors import OptionError, PeerError, TrainingError
 from p2ptrain.model.wire.tensor_codec import dtype_name, dtype_named
 
@@ -67,6 +67,7 @@ class Ranks:
     def __init__(self, rank: int = 0, world: int = 1, local: int = 0) -> None:
         self.rank, self.world, self.local = rank, world, local
         self._store: Store | None = None
+        self._sums_on_cards = False  # else what lies on one crosses to the host for it
 
     @classmethod
     def of_torchrun(cls) -> Ranks:
@@ -84,8 +85,8 @@ class Ranks:
         return ranks
 
     def _join(self) -> None:
-        accelerated = torch.cuda.is_available() and dist.is_nccl_available()
-        backend = "cpu:gloo,cuda:nccl" if accelerated else "gloo"
+        self._sums_on_cards = torch.accelerator.is_available() and dist.is_nccl_available()
+        backend = COLLECTIVES if self._sums_on_cards else "gloo"
         try:
             self._store = PrefixStore(f"p2ptrain/{next(_groups)}", _meeting_point())
             dist.init_process_group(
@@ -156,6 +157,7 @@ class Ranks:
         for dtype in kinds:
             some = [tensor for tensor in tensors if tensor.dtype is dtype]
             flat = torch.cat([tensor.reshape(-1) for tensor in some])
+            flat = flat if self._sums_on_cards else flat.cpu()
             self._call(lambda flat=flat: dist.all_reduce(flat))  # type: ignore[misc]
             parts = torch.split(flat, [tensor.numel() for tensor in some])
             for tensor, part in zip(some, parts, strict=True):
@@ -215,14 +217,6 @@ class Ranks:
                 f"another rank is gone, and rank {self.rank} cannot go on without it: torchrun "
                 "reports which. --checkpoint DIR and --resume DIR keep what was trained"
             ) from error
-
-
-def device_of(request: DeviceRequest, ranks: Ranks) -> DeviceRequest:
-    """What a rank computes on: of several cards that with its number on this machine."""
-    is_open = request.family in (AUTO, "cuda") and request.index is None
-    if is_open and torch.cuda.is_available() and torch.cuda.device_count() > ranks.local:
-        return DeviceRequest("cuda", ranks.local)
-    return request
 
 
 def _first(error: Exception) -> str:

@@ -20,7 +20,7 @@ from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.request import MACHINE_VARIABLE
-from p2ptrain.errors import Error, ProtocolError, TrainingError
+from p2ptrain.errors import Error, ProtocolError, TooLarge, TrainingError, size_text
 from p2ptrain.events import Event
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import GONE, Mesh, display_name
@@ -143,10 +143,12 @@ class DeviceProfiler:
         """On the processor, where the accelerator has not all that the model needs."""
         try:
             return await self._measure_here(asked, self._compute.device)
-        except TrainingError as error:
-            if self._compute.device.is_host:
+        except (TrainingError, TooLarge, RuntimeError) as error:
+            known = isinstance(error, Error)
+            if self._compute.device.is_host or not (known or is_out_of_memory(error)):
                 raise
-            title, why = self._compute.device.title, str(error)
+            left = f"{size_text(self.memory.budgets().compute_bytes)} of its memory are left"
+            title, why = self._compute.device.title, str(error) if known else left
         self._verdicts = {asked.digest: why}
         self._compute.use_processor(True)
         measured = await self._measure_here(asked, self._compute.device)

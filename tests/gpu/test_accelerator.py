@@ -16,7 +16,8 @@ from typing import TypeVar
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils import swap_tensors
 
 from p2ptrain.devices.check import check_device
 from p2ptrain.devices.interface import ComputeDevice
@@ -78,6 +79,8 @@ def plain_torch_on(device: ComputeDevice, job: Job, steps: int) -> Outcome:
         clip_grad_norm=job.clip_grad_norm,
     )
     data = [(_on(place, x), _on(place, y)) for x, y in job.data]
+    for parameter in job.model.parameters():  # `Module.to` unties those of the twin
+        swap_tensors(parameter, nn.Parameter(parameter.detach().to(place)))
     found = reference.train(job.model.to(place), data, job.loss, recipe)
     return Outcome(found.losses, {name: tensor.cpu() for name, tensor in found.state_dict.items()})
 
@@ -203,14 +206,19 @@ async def test_a_processor_beside_the_card_in_the_benchmark(
 
 
 async def test_a_model_of_the_benchmark_is_measured_and_trained(card: ComputeDevice) -> None:
-    (workload,) = [one for one in workloads(small=card is HOST) if one.name == "mobilenet"]
+    (workload,) = [
+        one
+        for one in workloads(small=card is HOST or isinstance(card, TwinDevice))
+        if one.name == "mobilenet"
+    ]
     captured = capture(workload.make(), workload.loss, workload.batch(0), evaluation=False)
     thread, sizes = ComputeThread(device=card), [4, 16, workload.batch_size]
     found = await measure(captured.description, sizes, thread, ProfileCache(None), 8 << 30)
     await thread.close()
     sample = [sum(found["times"][size]["forward"]) / int(size) for size in found["times"]]
     assert found["processor"] == card.kind or card is HOST
-    assert sample[-1] < sample[0], "a sample of a large batch is cheaper"
+    if not isinstance(card, TwinDevice):  # whose operators take as long as they have elements
+        assert sample[-1] < sample[0], "a sample of a large batch is cheaper"
     alone = TrainOptions(1, planner="single")
     async with devices(1, memory_bytes=None, compute={"a": card}) as household:
         await household.holder_run(workload.job(6), alone).run()

@@ -10,7 +10,14 @@ import torch
 from torch import nn
 
 from p2ptrain.model.capture.capture import capture
-from p2ptrain.profiling.fitness import FitnessLimits, disagreement, dtypes_of, operators_of
+from p2ptrain.profiling.fitness import (
+    FitnessLimits,
+    disagreement,
+    dtypes_of,
+    misfit,
+    no_kind,
+    operators_of,
+)
 from tests.support.prepared_models import Get
 from tests.support.twin_device import TwinDevice
 
@@ -97,6 +104,25 @@ def test_nan_is_seen_and_the_time_is_bounded(prepared: Get, twin: TwinDevice) ->
     assert "gives NaN" in str(disagreement(description, twin, 4))
     ticks = itertools.count(0, 10)
     assert disagreement(description, twin, 4, clock=lambda: float(next(ticks))) is None
+
+
+def test_a_type_that_a_device_has_not_is_named(prepared: Get, twin: TwinDevice) -> None:
+    description = prepared("mlp").model.description
+    assert misfit(no_kind, description, twin) is None
+    twin.lacks = frozenset({"float32", "float64"})
+    assert misfit(no_kind, description, twin) == "it has no float32"
+
+
+def test_what_does_not_fit_its_memory_is_not_compared_and_leaves_nothing_there(
+    prepared: Get, twin: TwinDevice
+) -> None:
+    description = prepared("mlp").model.description
+    twin.compute_wrong("aten.threshold_backward.default", backward=True, how=doubled)
+    whole_bytes = twin.memory().total_bytes
+    for free_bytes in (1000, 266_900, 300_000):  # before, while and after the first unit is there
+        twin.others_bytes = whole_bytes - free_bytes
+        assert disagreement(description, twin, 4) is None
+        assert not twin.live()
 
 
 def test_operators_and_types_of_a_model(prepared: Get) -> None:

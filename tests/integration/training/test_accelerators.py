@@ -242,6 +242,20 @@ async def test_a_card_without_memory_in_the_middle_is_planned_around() -> None:
         assert _reasons(household) == ["start", "failure"]
 
 
+async def test_a_card_without_memory_from_the_start_leaves_the_job_to_its_processor() -> None:
+    job, wanted = momentum_job(), undisturbed(momentum_job())
+    async with accelerated(2, "b") as (household, compute):
+        twin = compute["b"]
+        twin.others_bytes = twin.memory().total_bytes - 1000
+        await household.holder_run(job, one_stage_each(2)).run()
+        assert_undisturbed(household, job, wanted)
+        assert _reasons(household) == ["start"]
+        assert household.members["b"].compute.device is HOST
+    ((who, text),) = household.warned
+    assert who == "b"
+    assert "does not compute this model, the CPU does: 850 bytes of its memory are left" in text
+
+
 class _SmallHost(JobMemory):
     """Of a member whose host has few bytes beside its card.
 

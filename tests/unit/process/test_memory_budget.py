@@ -10,6 +10,7 @@ import torch
 from p2ptrain.process.memory_budget import (
     USABLE_SHARE,
     available_memory_bytes,
+    is_of_host,
     is_out_of_memory,
     left_under_groups,
     usable_memory_bytes,
@@ -82,5 +83,10 @@ def test_torch_says_it_has_no_memory_in_its_own_words() -> None:
     assert is_out_of_memory(OSError(errno.ENOMEM, "Cannot allocate memory"))
     assert is_out_of_memory(torch.OutOfMemoryError("of an accelerator"))
     assert is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 9 GB)"))
+    full = RuntimeError(
+        "level_zero backend failed with error: 39 (UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY)"
+    )
+    assert is_out_of_memory(full)
+    assert not is_of_host(full)
     assert not is_out_of_memory(RuntimeError("shapes differ"))
     assert not is_out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
