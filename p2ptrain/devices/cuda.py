@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import torch
 
@@ -31,9 +32,9 @@ class CudaDevice(StreamedDevice):
     def allow_fast_math(self, *, allowed: bool) -> None:
         """Operands of 10 bits, a search for the fastest algorithm, sums by atomics."""
         torch.backends.cuda.matmul.allow_tf32 = allowed
-        torch.backends.cudnn.allow_tf32 = allowed
-        for part in (torch.backends.cudnn.conv, torch.backends.cudnn.rnn):
-            part.fp32_precision = "tf32" if allowed else "ieee"  # whatever a script wants of all
-        torch.backends.cudnn.benchmark = allowed
-        torch.backends.cudnn.deterministic = not allowed
+        cudnn: Any = torch.backends.cudnn
+        cudnn.allow_tf32 = cudnn.benchmark = allowed
+        cudnn.deterministic = not allowed
+        for part in (cudnn.conv, cudnn.rnn):  # where a script may have allowed it for all of torch
+            part.fp32_precision = "tf32" if allowed else "ieee"
         self._allow_any_order(allowed)

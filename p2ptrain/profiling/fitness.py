@@ -95,10 +95,8 @@ def dtypes_of(description: ModelDescription) -> frozenset[str]:
         if isinstance(argument, torch.dtype)
     )
     entering = (*description.crossing(0, "train"), *description.targets)
-    return frozenset(
-        str(dtype).removeprefix("torch.")
-        for dtype in (*(known.dtype for known in (*description.tensors, *entering)), *converted)
-    )
+    known = (*(value.dtype for value in entering), *(value.dtype for value in description.tensors))
+    return frozenset(str(dtype).removeprefix("torch.") for dtype in (*known, *converted))
 
 
 def _nodes(description: ModelDescription) -> Iterator[GraphNode]:
