@@ -8,6 +8,9 @@ Some models have a minimum micro-batch: BatchNorm needs two samples, and so does
 drops a batch of one too; a loss over the hardest eight needs eight. No plan makes a smaller one
 and no profile measures one. Where the job's own sizes make smaller ones, plain torch decides: what
 it computes is trained, what it refuses is refused before any other device is asked.
+
+Some have a maximum, as diffusers' U-Nets, which ask whether there are 64 or more: what is captured
+is what they do with fewer, and no micro-batch is larger.
 """
 
 from __future__ import annotations
@@ -81,6 +84,27 @@ def _times(size: int, batch_size: int) -> str:
     return f"{batch_size / size:g} times too small"
 
 
+def within(micro_batch: int | None, batch_size: int, captured: Captured) -> int | None:
+    """`micro_batch`, or one of the samples that the graph is for where the planner's may be more.
+
+    Raises:
+        CaptureError: it is too large itself.
+    """
+    most = captured.most
+    if most is None or (micro_batch or batch_size) <= most:
+        return micro_batch
+    if micro_batch is not None:
+        raise CaptureError(_too_many(micro_batch, most))
+    return min(COMPUTED_TOGETHER, most)
+
+
+def _too_many(samples: int, most: int, number: str = "micro_batch") -> str:
+    return (
+        f"the model asks how many samples it is given, and may do something else with {samples} "
+        f"than with up to {most}, for which it is captured: set {number} to {most} or fewer"
+    )
+
+
 def min_micro_batch(
     job: Job, captured: Captured, samples: SampleReader, how: AsyncOptions | None
 ) -> int:
@@ -93,6 +117,8 @@ def min_micro_batch(
         CaptureError: the job's own sizes make a smaller one, which the model cannot compute.
     """
     least, smallest = captured.trains.least, _smallest(job, how)
+    if how is not None and (too_many := _too_many_in_async(job, captured, how)):
+        raise CaptureError(too_many)
     if smallest >= least:
         return least
     if smallest == 1 and captured.trains.refuses_one:
@@ -129,12 +155,20 @@ def check_evaluation_sizes(captured: Captured, evaluation: SampleReader | None) 
         )
 
 
-def why_synchronous_only(job: Job, least: int, how: AsyncOptions) -> str:
-    """Why a job that may train without a barrier cannot: its pieces would be too small; else ""."""
+def why_synchronous_only(job: Job, captured: Captured, least: int, how: AsyncOptions) -> str:
+    """Why a job that may train without a barrier cannot: the size of its pieces; else ""."""
     size = _smallest(job, how)
     if size >= least:
-        return ""
+        return _too_many_in_async(job, captured, how)
     return f"without a barrier a micro-batch would have {size} samples, and the model needs {least}"
+
+
+def _too_many_in_async(job: Job, captured: Captured, how: AsyncOptions) -> str:
+    """Why what travels without a barrier is too large for the model; "" where it is not."""
+    size, most = how.piece(job.batch_size, job.fixed_micro_batch), captured.most
+    if most is None or size <= most:
+        return ""
+    return _too_many(size, most, "batch_size")
 
 
 def _smallest(job: Job, how: AsyncOptions | None) -> int:

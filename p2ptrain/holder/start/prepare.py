@@ -34,6 +34,7 @@ from p2ptrain.holder.start.micro_batch import (
     min_micro_batch,
     settled,
     why_synchronous_only,
+    within,
 )
 from p2ptrain.holder.start.model_limits import (
     Across,
@@ -206,12 +207,12 @@ def _prepared(
         found = find_count(job, captured, samples, example)
         across = found.across
     micro_batch, changed = settled(job.micro_batch, job.batch_size, across)
-    job = replace(job, micro_batch=micro_batch)
+    job = replace(job, micro_batch=within(micro_batch, job.batch_size, captured))
     how = options.asynchrony
     least = min_micro_batch(job, captured, samples, None if options.mode == "auto" else how)
     check_fewest(job, opened.batches.fewest, least)
     if how is not None and options.mode == "auto" and not only_rounds:
-        only_rounds = why_synchronous_only(job, least, how)
+        only_rounds = why_synchronous_only(job, captured, least, how)
     steps = opened.steps(options.steps)
     sharing = _sharing(captured, across)
     if plain is not None and plain.steps and plain.least_samples < captured.trains.least:

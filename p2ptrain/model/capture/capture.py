@@ -144,7 +144,8 @@ def _limits(exported: Exported, graph: Translated) -> SampleLimits:
     one = refuses_one_sample(graph)
     known = graph.batch.least(exported.program)
     least = max(known, 2 if one else 1, min_batch(graph))
-    return SampleLimits(one, known, least, graph.batch.guards)
+    most = graph.batch.most(exported.program)
+    return SampleLimits(one, known, least, most, graph.batch.guards)
 
 
 def _export_evaluation(scored: ScoredModule, example: Example) -> tuple[Exported, str]:

@@ -150,12 +150,14 @@ class SampleLimits:
         known: samples below which the graph may not be the model.
         least: the fewest that are of use, at least `known`: with fewer an operator fails, or gives
             another shape than with more.
+        most: samples above which the graph may not be the model; None where there are none.
         guards: of the lengths for which the graph is the model.
     """
 
     refuses_one: bool
     known: int
     least: int
+    most: int | None
     guards: LengthGuards
 
 
@@ -192,6 +194,12 @@ class Captured:
         self._targets = targets
         self._output = output
         self._table = table
+
+    @property
+    def most(self) -> int | None:
+        """The most samples that can be computed together; None: any number."""
+        known = [limits.most for limits in (self.trains, self.evaluates) if limits.most is not None]
+        return min(known, default=None)
 
     def flatten_input(self, value: Any) -> list[Tensor]:
         """The tensors of a collated input, in the order of `description.inputs`.

@@ -19,10 +19,11 @@ from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.export_errors import (
+    Bounds,
     LossRefuses,
     explain,
     is_of_values,
-    next_min_batch,
+    next_bounds,
 )
 from p2ptrain.model.capture.scored_module import Example, ScoredModule, Structure
 from p2ptrain.model.capture.trial_runs import TrialRuns, resized, silence_torch_logs
@@ -41,7 +42,7 @@ _MAX_GUESSES = 8
 """Times that a model is traced, each with what the last time has shown of its gradients."""
 
 _MAX_BOUNDS = 4
-"""Lower bounds of the batch size that are tried before the last."""
+"""Bounds of the batch size that are tried before the last."""
 
 
 _RANDOM_RUNS = 5
@@ -168,47 +169,49 @@ def _export_as_eager(
 def _export(
     scored: ScoredModule, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
-    """Export `module`, of which `scored` is a part, for all batches but those too small for it."""
+    """Export `module`, of which `scored` is a part, for all batches of a size that it takes."""
     scored.undefined = frozenset()
     for _ in range(_MAX_GUESSES):
         try:
-            return _export_from_min(scored, module, inputs, targets)
+            return _export_within(scored, module, inputs, targets)
         except DifferentiatesError:
             scored.differentiates = True
         except UndefinedGradientsError as error:
             scored.undefined = error.places
         except KeptBuffersError as error:
             scored.copied |= error.paths
-    return _export_from_min(scored, module, inputs, targets)
+    return _export_within(scored, module, inputs, targets)
 
 
-def _export_from_min(
+def _export_within(
     scored: ScoredModule, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
     leaves = range(len(inputs) + len(targets))
-    least, dynamic = 0, [scored.example.dynamic(leaf) for leaf in leaves]
+    bounds: Bounds = (0, None)
+    dynamic = [scored.example.dynamic(leaf) for leaf in leaves]
     for _ in range(_MAX_BOUNDS):
         try:
             with _put_back(scored):
-                return _trace(module, inputs, targets, least, dynamic)
+                return _trace(module, inputs, targets, bounds, dynamic)
         except Exception as error:
-            wanted = next_min_batch(error, least)
+            wanted = next_bounds(error, bounds)
             if wanted is None:
                 raise
-            least = wanted
+            bounds = wanted
     with _put_back(scored):
-        return _trace(module, inputs, targets, least, dynamic)
+        return _trace(module, inputs, targets, bounds, dynamic)
 
 
 def _trace(
     module: nn.Module,
     inputs: list[Tensor],
     targets: list[Tensor],
-    least: int,
+    bounds: Bounds,
     lengths: Sequence[Mapping[int, int]],
 ) -> torch.export.ExportedProgram:
     """`lengths`: by leaf, dimensions that differ from batch to batch."""
-    batch = torch.export.Dim("batch", min=least or None)
+    least, most = bounds
+    batch = torch.export.Dim("batch", min=least or None, max=most)
     sizes = [{0: batch, **dict.fromkeys(more, torch.export.Dim.AUTO)} for more in lengths]
     dynamic = (sizes[: len(inputs)], sizes[len(inputs) :])
     with silence_torch_logs():

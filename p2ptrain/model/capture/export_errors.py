@@ -15,6 +15,7 @@ import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import TypeAlias
 
 from torch import nn
 from torch.fx.experimental.symbolic_shapes import (
@@ -91,7 +92,10 @@ _NOT_TRACEABLE = (
     "no random numbers of Python's own"
 )
 
-_SUGGESTED_MIN = re.compile(r"batch = Dim\('batch', min=(\d+)")
+Bounds: TypeAlias = tuple[int, int | None]
+"""The fewest and the most samples of a batch that a graph is for; None: any number."""
+
+_SUGGESTED = re.compile(r"batch = Dim\('batch'(?:, min=(\d+))?(?:, max=(\d+))?\)")
 
 _GUARD, _CONSTANT = "satisfy the generated guard", "specialized it to be a constant"
 
@@ -161,21 +165,24 @@ def _in_layer(error: BaseException) -> str:
     return f"in {str(leaves[-1])[:120]}" if leaves else ""
 
 
-def next_min_batch(error: Exception, least: int) -> int | None:
-    """With how many samples at least to export again; None where that is not why it failed.
+def next_bounds(error: Exception, bounds: Bounds) -> Bounds | None:
+    """For how many samples to export again; None where that is not why it failed.
 
-    torch.export says with how many, or only that it could not show something for all numbers, which
+    torch.export says for how many, or only that it could not show something for all numbers, which
     may be true from a few more on.
 
     Args:
-        error: what torch.export raised, asked for `least` samples or more.
+        error: what torch.export raised, asked for `bounds`.
     """
+    least, most = bounds
     texts = [str(link) for link in _chain(error)]
-    found = next(filter(None, map(_SUGGESTED_MIN.search, texts)), None)
+    found = next(filter(None, map(_SUGGESTED.search, texts)), None)
     if found is not None:
-        return int(found[1]) if int(found[1]) > least else None
+        suggested = int(found[1] or least), int(found[2]) if found[2] else most
+        return suggested if suggested != bounds else None
     is_unshown = any(_GUARD in text and _CONSTANT not in text for text in texts)
-    return next((few for few in _TRIED_MINIMA if few > least), None) if is_unshown else None
+    few = next((few for few in _TRIED_MINIMA if few > least), None)
+    return (few, most) if is_unshown and few is not None else None
 
 
 def _multiples_only(divisor: int) -> str:

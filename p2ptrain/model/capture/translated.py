@@ -10,6 +10,7 @@ behind its forward:
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -102,6 +103,12 @@ class BatchSymbol:
         limits = program.range_constraints.get(self._symbol)
         least = 0 if limits is None else int(limits.lower)
         return least if least > _VARIES else 1
+
+    def most(self, program: torch.export.ExportedProgram) -> int | None:
+        """The most samples for which `program` is the model; None where it is for any number."""
+        limits = program.range_constraints.get(self._symbol)
+        is_bounded = limits is not None and limits.upper < sys.maxsize - 1
+        return int(limits.upper) if limits is not None and is_bounded else None
 
     @property
     def guards(self) -> LengthGuards:

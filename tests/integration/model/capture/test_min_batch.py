@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, pdist
 
+from p2ptrain.errors import CaptureError
+from p2ptrain.holder.start.micro_batch import within
 from p2ptrain.model.capture.capture import capture
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -121,6 +123,22 @@ def test_below_what_torch_export_has_looked_at_the_graph_is_not_known(
     captured = capture(_Then(f), _mean, _batch(4), evaluation=False)
     assert captured.trains.known == known
     assert captured.trains.least >= known
+
+
+def _asks_for_many(x: Tensor) -> Tensor:
+    """As diffusers' U-Nets do in front of a kernel that fails with large batches."""
+    return x.contiguous() if x.shape[0] >= 64 else x
+
+
+def test_above_what_torch_export_has_looked_at_the_graph_is_not_known() -> None:
+    captured = capture(_Then(_asks_for_many), _mean, _batch(4))
+    assert (captured.trains.known, captured.trains.most, captured.most) == (1, 63, 63)
+    assert within(None, 63, captured) is None
+    assert within(None, 128, captured) == 32
+    with pytest.raises(CaptureError, match="set micro_batch to 63 or fewer"):
+        within(64, 128, captured)
+    captured = capture(_Then(_centres_many), _mean, _batch(4), evaluation=False)
+    assert captured.most is None
 
 
 def test_trying_says_nothing_on_stderr(
