@@ -15,32 +15,8 @@ from tools.bench.results import Results
 COMPARED = "ddp"
 """What p2ptrain is held against."""
 HEADLINE = "auto"
-OVER_RIVALS = {"S": 1.25, "L": 1.1}
-"""At least so many times DistributedDataParallel."""
-_COLUMNS = ("A", "B", "C", "D", "F", "B1000")
-_FRACTIONS = {
-    "mobilenetv2": (".84 .84 .83 .85 .90 .89", ".88 .87 .85 .87 .92 .91"),
-    "efficientnet_b1": (".56 .58 .59 .63 .78 .69", ".78 .79 .78 .82 .85 .82"),
-    "resnet50": (".32 .37 .37 .43 .63 .49", ".55 .60 .58 .63 .80 .70"),
-    "vit": (".70 .72 .72 .75 .79 .80", ".76 .77 .74 .80 .84 .84"),
-    "bert_small": (".62 .63 .61 .71 .75 .74", ".70 .70 .68 .76 .80 .80"),
-}
-_LINEAR = {"P2": 0.92, "P3": 0.90, "P4": 0.89, "P5": 0.87, "P6": 0.86}
 _COMPARED_STEP = 2
 """The round, from 0, whose loss every system has."""
-
-
-def target(household: str, model: str, size: str) -> float | None:
-    """The part of aggregate to reach, what the best 1F1B plans known reach in simulation, less 5%.
-
-    None where nothing is asked.
-    """
-    if model == "mobilenetv2" and size == "L" and household in _LINEAR:
-        return _LINEAR[household]
-    if household not in _COLUMNS:
-        return None
-    row = _FRACTIONS[model]["SL".index(size)]
-    return float(row.split()[_COLUMNS.index(household)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +102,7 @@ def page(results: Results, known: Sequence[Row]) -> str:
         _conditions(results),
         "## Fractions of aggregate",
         "Measured samples/s by the sum of what the devices reach alone; the median of the runs. "
-        "`target`: what the best 1F1B plans known reach in simulation, less 5%. `times rival`: "
-        "`auto` (or the best planner measured) by ddp.",
+        "`times rival`: `auto` (or the best planner measured) by ddp.",
         table(_fraction_rows(known)),
         "## Predicted",
         "Fractions again: what `train` said of its plan.",
@@ -181,7 +156,7 @@ def _devices(devices: Sequence[dict[str, Any]]) -> str:
 
 def _fraction_rows(known: Sequence[Row]) -> list[Sequence[str]]:
     systems = [s for s in SYSTEMS if any(s in row.measured or s in row.missing for row in known)]
-    head = ("household", "model", "size", "aggregate", *systems, "target", "times rival", "asked")
+    head = ("household", "model", "size", "aggregate", *systems, "times rival")
     return [head, *(_fraction_row(row, systems) for row in known)]
 
 
@@ -190,9 +165,7 @@ def _fraction_row(row: Row, systems: Sequence[str]) -> Sequence[str]:
         *row.place,
         f"{row.aggregate:.4g}/s",
         *(_number(row.measured.get(s)) or ("no" if s in row.missing else "") for s in systems),
-        _number(target(*row.place)),
         _number(row.over_rival),
-        f"{OVER_RIVALS[row.place[-1]]:g}",
     )
 
 

@@ -1,7 +1,6 @@
 """A household as a TOML file: which devices, how fast, how large, on which cables.
 
     rate = "100mbit"          # of every cable, in each direction; the default of the devices below
-    latency = "0ms"           # only zero: delaying packets needs netem, which kernels may lack
 
     [[device]]
     name = "laptop"
@@ -37,7 +36,7 @@ LEAST_MBIT, MOST_MBIT = 0.001, 100_000
 """`tc` counts whole bits a second, and a bucket's bytes in 32 bits."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
-_DEFAULTS = {"rate", "latency", "memory"}
+_DEFAULTS = {"rate", "memory"}
 _FIELDS = {"name", "count", "cores", *_DEFAULTS}
 _Value = TypeVar("_Value")
 
@@ -175,7 +174,6 @@ def _devices(
     """The devices of one `[[device]]`. Raises HouseholdError naming the field."""
     _only(table, _FIELDS)
     fields = {**defaults, **table}
-    _refuse_latency(fields)
     name, count = _text(fields, "name"), _count(fields)
     names = [name] if count is None else [f"{name}-{index + 1}" for index in range(count)]
     cores = _cores(fields)
@@ -225,11 +223,6 @@ def _quantity(
         return read(text)
     except ValueError as error:
         raise HouseholdError(f"{field}: {error}") from error
-
-
-def _refuse_latency(fields: Mapping[str, object]) -> None:
-    if _quantity(fields, "latency", quantities.seconds):
-        raise HouseholdError("latency: only 0ms can be emulated (delaying packets needs netem)")
 
 
 def _said(value: object) -> str:

@@ -10,7 +10,6 @@ from math import inf
 
 _MBIT = {"kbit": 1e-3, "mbit": 1.0, "gbit": 1e3}
 _BYTES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-_SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 
 def mbit(text: str) -> float:
@@ -27,11 +26,6 @@ def size_bytes(text: str) -> int:
     if value <= 0:
         raise ValueError(f"{text!r} is not above zero")
     return value
-
-
-def seconds(text: str) -> float:
-    """A time such as `5ms`, in seconds. Raises ValueError."""
-    return _number(text, _SECONDS, "a time: write it like 5ms or 0s")
 
 
 def _number(text: str, units: dict[str, float] | dict[str, int], words: str) -> float:

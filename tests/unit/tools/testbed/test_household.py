@@ -18,7 +18,6 @@ def test_devices_take_the_household_s_defaults_and_say_otherwise_themselves() ->
         "home",
         """
         rate = "100mbit"
-        latency = "0ms"
         [[device]]
         name = "laptop"
         cores = 1
@@ -61,7 +60,6 @@ def test_devices_take_the_household_s_defaults_and_say_otherwise_themselves() ->
         (f'[[device]]\nname = "pi"\ncores = 1\nrate = "{10**400}gbit"', "rate: .* is too large"),
         (f'[[device]]\nname = "pi"\ncores = 1\nmemory = "{10**400}"', "memory: .* is too large"),
         ('[[device]]\nname = "pi"\ncores = 1\nmemory = "2 apples"', "device 1: memory: "),
-        ('[[device]]\nname = "pi"\ncores = 1\nlatency = "5ms"', "device 1: latency: only 0ms"),
         ('[[device]]\nname = "pi"\ncores = 1\ncolour = "red"', "device 1: colour: "),
         ('[[device]]\nname = "pi"\ncores = 0.1\n' * 2, "several devices are called pi"),
     ],
