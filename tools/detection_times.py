@@ -5,8 +5,6 @@
     cable     the member's cable is pulled (network namespaces, as root); the same bar
     busy      freezes of the event loop or of the interpreter, 0.1 to 2 s long, at up to half of the
               members at a time, all of them under full load; bar: none is declared dead
-    zombie    the coordinator frozen until there is another one, then thawed: its commands must be
-              refused, the new one elected within 3 s of the verdict
 
 The members are processes with the program's own mesh over TLS on loopback, each stamping what it
 says with the machine's monotonic clock. `busy --without-health` shows what the rules of local
@@ -27,15 +25,7 @@ from random import Random
 
 from tools.detection.member import Settings
 from tools.detection.members import Members, Place
-from tools.detection.trials import (
-    Failure,
-    Found,
-    Zombies,
-    measure,
-    measure_freezes,
-    measure_zombies,
-    quantile,
-)
+from tools.detection.trials import Failure, Found, measure, measure_freezes, quantile
 from tools.testbed.network import Network
 
 LOOPBACK = Place("127.0.0.1")
@@ -46,7 +36,7 @@ ELECTED_BAR_SECONDS = 3.0
 def main() -> int:
     """Measure what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Formatter)
-    kinds = [*(str(failure) for failure in Failure), "busy", "zombie"]
+    kinds = [*(str(failure) for failure in Failure), "busy"]
     parser.add_argument("kinds", nargs="+", choices=kinds)
     parser.add_argument("--members", nargs="+", type=int, default=[4], help="household sizes")
     parser.add_argument("--trials", type=int, default=100, help="of each kind and size")
@@ -71,7 +61,7 @@ class _Formatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescription
 async def _measure_kind(kind: str, size: int, options: argparse.Namespace) -> bool:
     deadline = time.monotonic() + options.seconds
     rng = Random(f"{options.seed} {kind} {size}")
-    found, zombies = Found(), Zombies()
+    found = Found()
     freezes = list[tuple[int, list[str]]]()
     share = -(-options.trials // options.households)
 
@@ -84,31 +74,20 @@ async def _measure_kind(kind: str, size: int, options: argparse.Namespace) -> bo
                 network = stack.enter_context(Network(size, f"{options.rate}mbit"))
                 places = [Place(network.address(i), tuple(network.prefix(i))) for i in range(size)]
                 cable = partial(_set_cable, network)
-            settings = Settings(
-                local_health=not options.without_health,
-                load=options.load,
-                commands=kind == "zombie",
-            )
+            settings = Settings(local_health=not options.without_health, load=options.load)
             async with Members(folder, size, places, settings) as members:
-                match kind:
-                    case "busy":
-                        freezes.append(await measure_freezes(members, own, share, deadline))
-                    case "zombie":
-                        await measure_zombies(members, share, deadline, zombies)
-                    case _:
-                        failure = Failure(kind)
-                        await measure(members, failure, own, share, deadline, found, cable)
+                if kind == "busy":
+                    freezes.append(await measure_freezes(members, own, share, deadline))
+                else:
+                    failure = Failure(kind)
+                    await measure(members, failure, own, share, deadline, found, cable)
 
     async with asyncio.TaskGroup() as group:
         for _ in range(options.households):
             group.create_task(household(rng.getrandbits(32)))
-    match kind:
-        case "busy":
-            return _show_freezes(size, freezes, options)
-        case "zombie":
-            return _show_zombies(size, zombies)
-        case _:
-            return _show(Failure(kind), size, found)
+    if kind == "busy":
+        return _show_freezes(size, freezes, options)
+    return _show(Failure(kind), size, found)
 
 
 def _set_cable(network: Network, name: str, plugged: bool) -> None:
@@ -141,13 +120,6 @@ def _show_freezes(
     print(f"{len(deaths)} false deaths")
     print("\n".join(f"  {line}" for line in deaths[:20]))
     return bool(deaths) == options.without_health
-
-
-def _show_zombies(size: int, zombies: Zombies) -> bool:
-    print(f"zombie, {size} members: {zombies.trials} coordinators thawed;", end=" ")
-    print(f"{zombies.refused} of their commands refused, {zombies.obeyed} obeyed")
-    print(f"  {'new coordinator after the first verdict':40} {spread(zombies.elected)}")
-    return not zombies.obeyed and max(zombies.elected) <= ELECTED_BAR_SECONDS
 
 
 def spread(seconds: list[float]) -> str:

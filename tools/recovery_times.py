@@ -14,7 +14,7 @@ import asyncio
 import random
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -22,6 +22,7 @@ from time import monotonic
 from typing import Any
 
 from tests.system.household import Device, Household
+from tools.detection.trials import quantile
 
 SCRIPT = str(Path(__file__).parent / "recovery_times_job.py")
 CODE = "48151623"
@@ -97,13 +98,9 @@ async def _measure(folder: Path, args: argparse.Namespace) -> bool:
             await holder.exit_code(60)
             members[victim] = await household.start(victim, "join", *own)
     ordered = sorted(recovery.seconds for recovery in found)
-    p50, p95 = (_quantile(ordered, share) for share in (0.5, 0.95))
+    p50, p95 = (quantile(ordered, share) for share in (0.5, 0.95))
     _say(f"{len(found)} kills: p50 {p50:.2f} s, p95 {p95:.2f} s, most {ordered[-1]:.2f} s")
     return p50 <= P50_BAR and p95 <= P95_BAR
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 async def _trains(holder: Device, seconds: float) -> None:

@@ -13,14 +13,7 @@ import pytest
 
 from tools.detection.member import Settings
 from tools.detection.members import Members, Place
-from tools.detection.trials import (
-    Failure,
-    Found,
-    Zombies,
-    measure,
-    measure_freezes,
-    measure_zombies,
-)
+from tools.detection.trials import Failure, Found, measure, measure_freezes
 
 pytestmark = [pytest.mark.household, pytest.mark.timeout(300)]
 
@@ -31,16 +24,12 @@ SILENCE_SECONDS = 2.0
 """Whoever is only silent is suspected for longer: what is missed sooner broke its links."""
 
 
-def _settings(*, local_health: bool = True, load: str = "", commands: bool = False) -> Settings:
-    return Settings(local_health=local_health, load=load, commands=commands)
-
-
 def _later(seconds: float) -> float:
     return time.monotonic() + seconds
 
 
 async def test_killed_and_frozen_processes_are_missed_by_all_and_replaced(tmp_path: Path) -> None:
-    async with Members(tmp_path, 3, LOOPBACK, _settings()) as members:
+    async with Members(tmp_path, 3, LOOPBACK, Settings()) as members:
         killed, frozen = Found(), Found()
         await measure(members, Failure.KILL, Random(1), 4, _later(120), killed)
         await measure(members, Failure.FREEZE, Random(2), 1, _later(120), frozen)
@@ -53,16 +42,7 @@ async def test_killed_and_frozen_processes_are_missed_by_all_and_replaced(tmp_pa
 
 
 async def test_freezes_under_full_load_are_no_deaths(tmp_path: Path) -> None:
-    async with Members(tmp_path, 4, LOOPBACK, _settings(load="hash")) as members:
+    async with Members(tmp_path, 4, LOOPBACK, Settings(load="hash")) as members:
         freezes, deaths = await measure_freezes(members, Random(3), 4, _later(120))
     assert freezes >= 4
     assert deaths == []
-
-
-async def test_commands_of_a_frozen_and_thawed_coordinator_are_refused(tmp_path: Path) -> None:
-    """R10; the commands of training: `test_recovery_stale.py`."""
-    zombies = Zombies()
-    async with Members(tmp_path, 3, LOOPBACK, _settings(commands=True)) as members:
-        await measure_zombies(members, 1, _later(120), zombies)
-    assert (zombies.trials, zombies.obeyed) == (1, 0)
-    assert max(zombies.elected) <= 3.0 + BUSY_MACHINE_SECONDS

@@ -17,21 +17,18 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from p2ptrain import events
-from p2ptrain.errors import PeerError
 from p2ptrain.events import Event, PairingFailed
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.interface import CoordinatorChanged, MemberChanged, MeshEvent
 from p2ptrain.mesh.membership.membership_config import MembershipConfig
 from p2ptrain.mesh.network_mesh import NetworkMesh
-from p2ptrain.net.message import Message
 
-COMMAND = "detection.command"
-COMMAND_SECONDS = 0.005
 _CODE = "48151623"
 
 
@@ -43,27 +40,19 @@ class Settings:
         peers: addresses of devices to pair with.
         local_health: False switches off the distinction of its own freeze from others' silence.
         load: "" for none, "hash" or "torch": a thread that never rests, as in training.
-        commands: while it coordinates it gives commands without pause, which the others judge.
     """
 
     name: str = ""
     state_dir: str = ""
     host: str = ""
     port: int = 0
-    peers: tuple[str, ...] = ()
+    peers: Sequence[str] = ()
     local_health: bool = True
     load: str = ""
-    commands: bool = False
 
     def to_json(self) -> str:
         """As an argument of the process."""
         return json.dumps(asdict(self))
-
-    @staticmethod
-    def from_json(text: str) -> Settings:
-        """The same, back."""
-        fields = json.loads(text)
-        return Settings(**{**fields, "peers": tuple(fields["peers"])})
 
 
 def say(kind: str, **fields: Any) -> None:
@@ -81,13 +70,11 @@ class Member:
     """The mesh, and what is reported of it."""
 
     def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        self._term = 0  # the newest that a command was obeyed in
         config = MeshConfig(
             Path(settings.state_dir),
             settings.name,
             code=_CODE,
-            peers=settings.peers,
+            peers=tuple(settings.peers),
             interfaces=(settings.host,),
             port=settings.port,
             discovery=False,
@@ -95,17 +82,12 @@ class Member:
         )
         self._mesh = NetworkMesh(config, _tell)
         self._mesh.subscribe(self._on_event)
-        self._mesh.route(COMMAND, self._on_command)
 
     async def run(self) -> None:
         """Until stdin ends."""
         async with self._mesh:
             say("ready", id=self._mesh.self_id)
-            commanding = asyncio.create_task(self._command())
-            try:
-                await self._obey()
-            finally:
-                commanding.cancel()
+            await self._obey()
 
     def _on_event(self, event: MeshEvent) -> None:
         match event:
@@ -126,29 +108,6 @@ class Member:
                 _hold_loop(order["seconds"])
             else:
                 threading.Thread(target=_hold_interpreter, args=(order["seconds"],)).start()
-
-    async def _command(self) -> None:
-        while self._settings.commands:
-            office = self._mesh.coordinator
-            if office is not None and office.id == self._mesh.self_id:
-                for peer in self._mesh.connected:
-                    try:
-                        await self._mesh.send(peer, Message(COMMAND, {"term": office.term}))
-                    except PeerError:
-                        continue  # its link has just ended, which is what this is about
-            await asyncio.sleep(COMMAND_SECONDS)
-
-    async def _on_command(self, peer: str, message: Message) -> None:
-        term = message.fields["term"]
-        office = self._mesh.coordinator
-        known = None if office is None else (office.id, office.term)
-        of_another = known is not None and (
-            term < known[1] or (peer != known[0] and term == known[1])
-        )
-        is_obeyed = term >= self._term and not of_another
-        self._term = max(self._term, term) if is_obeyed else self._term
-        name = self._mesh.members[peer].name if peer in self._mesh.members else peer
-        say("command", by=name, term=term, obeyed=is_obeyed)
 
 
 def _hold_loop(seconds: float) -> None:
@@ -183,7 +142,7 @@ _LOADS = {"hash": _hash_for_ever, "torch": _train_for_ever}
 
 def main() -> None:
     """See the module's docstring."""
-    settings = Settings.from_json(sys.argv[1])
+    settings = Settings(**json.loads(sys.argv[1]))
     if settings.load:
         threading.Thread(target=_LOADS[settings.load], daemon=True).start()
     asyncio.run(Member(settings).run())

@@ -15,8 +15,6 @@ from typing import TypeAlias
 from tools.detection.members import Members
 
 HORIZON_SECONDS = 15.0
-ZOMBIE_SECONDS = 1.0
-"""How long a coordinator of the past is listened to after it has thawed."""
 
 Cable: TypeAlias = Callable[[str, bool], None]
 """(name, plugged): pulls a member's cable, or plugs it in."""
@@ -47,21 +45,6 @@ class Found:
     verdicts: list[float] = field(default_factory=list)
     elected: list[float] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class Zombies:
-    """Coordinators that were frozen until another one was elected, and then thawed.
-
-    Attributes:
-        refused, obeyed: commands of theirs that came after they thawed.
-        elected: seconds from the first verdict until all follow the new coordinator.
-    """
-
-    trials: int = 0
-    refused: int = 0
-    obeyed: int = 0
-    elected: list[float] = field(default_factory=list)
 
 
 def quantile(values: list[float], share: float) -> float:
@@ -138,34 +121,6 @@ async def measure_freezes(
             group.create_task(keep_freezing(rng.getrandbits(32)))
     await asyncio.sleep(5.0)  # verdicts that are still to come
     return count, _false_deaths(members, members.names, start, members.names)
-
-
-async def measure_zombies(members: Members, trials: int, deadline: float, found: Zombies) -> None:
-    """Freeze the coordinator until all others follow another one; then hear what it says."""
-    for _ in range(trials):
-        if time.monotonic() > deadline:
-            return
-        await members.settled()
-        victim = members[members.names[0]].coordinator[0]
-        assert victim is not None
-        survivors = members.others(victim)
-        moment = members[victim].signal(signal.SIGSTOP)
-        await members.until(
-            lambda: all(_verdict(members, seer, victim, moment) for seer in survivors),  # noqa: B023
-            HORIZON_SECONDS,
-            f"{victim} is not declared dead by all",
-        )
-        first = min(_verdict(members, seer, victim, moment) for seer in survivors)
-        found.elected.append(await _elected(members, victim, first))
-        thawed = members[victim].signal(signal.SIGCONT)
-        await asyncio.sleep(ZOMBIE_SECONDS)
-        newest = max(members[seer].coordinator[1] for seer in survivors)
-        for seer in survivors:
-            for line in members[seer].since(thawed, "command"):
-                if line["by"] == victim and line["term"] < newest:
-                    found.refused += not line["obeyed"]
-                    found.obeyed += line["obeyed"]
-        found.trials += 1
 
 
 def _fail(members: Members, failure: Failure, victim: str, cable: Cable | None) -> float:

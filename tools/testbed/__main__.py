@@ -21,25 +21,6 @@ _INTERRUPTED = 130
 
 def main(argv: Sequence[str]) -> int:
     """Do what the arguments say; returns the exit code."""
-    own, command = _split(argv)
-    try:
-        return _open(own, command)
-    except (ValueError, TestbedError, PermissionError) as error:
-        print(f"tools.testbed: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return _INTERRUPTED
-
-
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Our own arguments, and the command after `--`."""
-    if "--" not in argv:
-        return list(argv), []
-    border = list(argv).index("--")
-    return list(argv[:border]), list(argv[border + 1 :])
-
-
-def _open(own: list[str], command: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tools.testbed",
         description=__doc__,
@@ -47,17 +28,22 @@ def _open(own: list[str], command: list[str]) -> int:
     )
     parser.add_argument("household", help=f"a TOML file, or {', '.join(names())}")
     parser.add_argument("--device", help="where the command runs (default: the first)")
-    arguments = parser.parse_args(own)
-    household = Household.load(arguments.household)
+    border = argv.index("--") if "--" in argv else len(argv)
+    arguments, command = parser.parse_args(argv[:border]), argv[border + 1 :]
     signal.signal(signal.SIGTERM, _interrupt)
     signal.signal(signal.SIGINT, _interrupt)  # a shell's background jobs ignore it otherwise
-    with Testbed(household) as testbed:
-        if command:
-            device = _named(testbed, arguments.device)
-            return _run(device, command)
-        print(f"{testbed.household.name} is open as {testbed.tag}; Ctrl-C closes it")
-        _print_devices(testbed.devices)
-        signal.pause()
+    try:
+        with Testbed(Household.load(arguments.household)) as testbed:
+            if command:
+                return _run(_named(testbed, arguments.device), command)
+            print(f"{testbed.household.name} is open as {testbed.tag}; Ctrl-C closes it")
+            _print_devices(testbed.devices)
+            signal.pause()
+    except (ValueError, TestbedError, PermissionError) as error:
+        print(f"tools.testbed: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return _INTERRUPTED
     return 0
 
 
@@ -68,7 +54,7 @@ def _named(testbed: Testbed, name: str | None) -> EmulatedDevice:
         raise TestbedError(f"no device {error.args[0]}") from error
 
 
-def _run(device: EmulatedDevice, command: list[str]) -> int:
+def _run(device: EmulatedDevice, command: Sequence[str]) -> int:
     """The command's exit code; Ctrl-C reaches it as well as us, and it ends first."""
     with device.popen(command) as process:
         while True:

@@ -64,7 +64,7 @@ class Testbed:
 
     def __enter__(self) -> Self:
         _check_machine()
-        cpus = places([d.cores for d in self.household.devices], _own_cpus())
+        cpus = places([d.cores for d in self.household.devices], sorted(os.sched_getaffinity(0)))
         _remove_abandoned()
         process = os.getpid()
         self.tag = f"p2p{process}s{_started(process)}x{next(_numbers)}t"
@@ -131,10 +131,6 @@ def _check_machine() -> None:
     missing = [command for command in _NEEDED_COMMANDS if shutil.which(command) is None]
     if missing:
         raise TestbedError(f"missing: {', '.join(missing)} (packages iproute2 and util-linux)")
-
-
-def _own_cpus() -> list[int]:
-    return sorted(os.sched_getaffinity(0))
 
 
 @contextlib.contextmanager
