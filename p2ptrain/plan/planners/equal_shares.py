@@ -18,11 +18,11 @@ import numpy as np
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, draft_pipeline
+from p2ptrain.plan.cost.draft import Draft, UnplacedGroup, draft_pipeline
 from p2ptrain.plan.problem.candidates import likely_orders, useful_cuts
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judged
-from p2ptrain.plan.problem.partition import Floats, Partition
+from p2ptrain.plan.problem.order_cuts import Floats, OrderCuts
 from p2ptrain.plan.problem.question import Answer, Question
 from p2ptrain.plan.types.allocation import BatchSplit
 
@@ -69,8 +69,10 @@ def judge_pp(question: Question) -> Judged | None:
 
 def equal_shares(question: Question, split: BatchSplit) -> Draft | None:
     """That pipeline for one split: the first order of devices that fits."""
-    cost, partition = question.cost, Partition(question.cost, split)
-    tables = {d: partition.seconds(d) for d in {*question.devices, cost.holder}}
+    cost, cuts = question.cost, OrderCuts(question.cost, split)
+    tables = {
+        d: cuts.tables(UnplacedGroup((d,))).seconds[:-1] for d in {*question.devices, cost.holder}
+    }
     for order in _orders(question):
         for borders in _borders(cost, split, tables, order):
             draft = draft_pipeline(cost, split, borders, order)

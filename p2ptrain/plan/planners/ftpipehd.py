@@ -25,7 +25,7 @@ from p2ptrain.plan.planners.equal_shares import most_even_cuts
 from p2ptrain.plan.planners.published import Inner, fastest, inner_part, orders, refuse_short_models
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judged
-from p2ptrain.plan.problem.partition import Floats
+from p2ptrain.plan.problem.order_cuts import Floats
 from p2ptrain.plan.problem.question import Answer, Question
 from p2ptrain.plan.types.allocation import BatchSplit
 

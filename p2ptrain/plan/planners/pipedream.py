@@ -39,7 +39,7 @@ from p2ptrain.plan.planners.published import (
 from p2ptrain.plan.problem.candidates import even_window
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judged
-from p2ptrain.plan.problem.partition import Floats, Wholes, range_sums
+from p2ptrain.plan.problem.order_cuts import Floats, Wholes, range_sums
 from p2ptrain.plan.problem.question import Answer, Question
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.request import PlanMode

@@ -20,7 +20,7 @@ from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, alone, draft_groups
 from p2ptrain.plan.problem.candidates import likely_orders
 from p2ptrain.plan.problem.judge import Judged
-from p2ptrain.plan.problem.partition import Floats, range_sums
+from p2ptrain.plan.problem.order_cuts import Floats, range_sums
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit, hand_out
 

@@ -180,20 +180,17 @@ def likely_orders(cost: CostModel, devices: Sequence[int]) -> list[tuple[int, ..
     return list(dict.fromkeys(orders))
 
 
-def segment_orders(cost: CostModel, devices: Sequence[int], most: int) -> list[tuple[int, ...]]:
-    """Orders whose neighbours may well share a stage, of at most `most` devices each.
+def segment_orders(cost: CostModel, devices: Sequence[int]) -> list[tuple[int, ...]]:
+    """Orders whose neighbours may well share a stage, of all `devices`.
 
     Fastest first, with the holder in front (its inputs need not travel) and where its speed puts
     it; clusters of devices with fast links to each other, the holder's first; largest memory first.
     """
     seconds = {device: whole_seconds(cost, device) for device in devices}
     by_speed = sorted(devices, key=lambda device: seconds[device])
-    few = by_speed[:most]
-    if cost.holder in by_speed[most:]:
-        few = [*few[:-1], cost.holder]
-    held_first = sorted(few, key=lambda device: device != cost.holder)
-    by_memory = sorted(few, key=lambda device: -cost.devices[device].memory_bytes)
-    orders = [held_first, few, _by_cluster(cost, held_first), by_memory, few[::-1]]
+    held_first = sorted(by_speed, key=lambda device: device != cost.holder)
+    by_memory = sorted(by_speed, key=lambda device: -cost.devices[device].memory_bytes)
+    orders = [held_first, by_speed, _by_cluster(cost, held_first), by_memory, by_speed[::-1]]
     return list(dict.fromkeys(tuple(order) for order in orders))
 
 

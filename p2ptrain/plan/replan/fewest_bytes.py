@@ -13,7 +13,7 @@ import numpy as np
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, UnplacedGroup
-from p2ptrain.plan.replan.order_cuts import Floats, Order, OrderCuts
+from p2ptrain.plan.problem.order_cuts import Floats, Order, OrderCuts
 from p2ptrain.plan.replan.replica_holders import Replicas
 
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import nsmallest
-from itertools import chain, islice, pairwise, product
+from itertools import pairwise, product
 from math import isfinite
 
 from p2ptrain.plan.cost.check_plan import WorkloadShare
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, StageGroup, UnplacedGroup, draft_groups, peak_bytes
-from p2ptrain.plan.problem.candidates import whole_seconds
+from p2ptrain.plan.cost.draft import Draft, UnplacedGroup, peak_bytes
 from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.problem.order_cuts import Order, OrderCuts
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.replan.fewest_bytes import Missing, cheapest_borders, slowest_seconds
 from p2ptrain.plan.replan.migration import Pause
-from p2ptrain.plan.replan.order_cuts import Order, OrderCuts, Singles
 from p2ptrain.plan.replan.replica_holders import Replicas
-from p2ptrain.plan.search.shares import ShareDivider
-from p2ptrain.plan.search.structure_moves import regrouped
+from p2ptrain.plan.search.orders import OrderSearch, by_length
+from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.plan import Plan
@@ -39,15 +37,6 @@ MAX_PLACES = 22
 
 MAX_FINE_PLACES = 44
 """Cut places of the best orders; what lies between is reached by moving borders."""
-
-ROOMY = 1 << 10
-"""Units of a stage while only its devices are changed."""
-
-MAX_SPARE = 4
-"""Unused devices considered, fastest first."""
-
-PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
-"""Of a private plan's last stage, which shares its device's time with the first."""
 
 WORTH_DEPTHS = 1.02
 """A round this little above its bound is not tried with other depths."""
@@ -109,7 +98,6 @@ class LightSearch:
         self.allowed = tuple(sorted(cost.index(name) for name in wanted))
         self._required = frozenset(cost.index(name) for name in request.required & names)
         self._caps = {cost.index(n): cap for n, cap in request.caps.items() if n in names}
-        self._cuts = OrderCuts(cost, self.split, self._caps, private=self.private)
         self._missing = Missing(cost, held)
         self._borders: dict[Order, list[int]] = {}
         self._question = Question(
@@ -117,8 +105,8 @@ class LightSearch:
             groups=request.groups,
             allocations=request.allocations,
         )
-        self._divider = ShareDivider(self._question)
-        self._weights = PRIVATE_WEIGHTS if self.private else (1.0,)
+        self._drafter = Drafter(self._question)
+        self._cuts = OrderCuts(cost, self.split, self._caps, private=self.private)
         self._base = self._without_the_gone(plan, names)
         self._old_borders = tuple(stage.units[1] for stage in plan.stages[:-1])
         self._places, self._fine_places = (
@@ -126,6 +114,7 @@ class LightSearch:
             for least in [2 * len(self._base)]
             for most in (MAX_PLACES, MAX_FINE_PLACES)
         )
+        self._search = OrderSearch(self._question, self.split, self._cuts, self._places)
         unchanged = names >= plan.device_names
         self._old = draft_of(plan, cost) if unchanged else None
 
@@ -180,87 +169,24 @@ class LightSearch:
     # -- orders ----------------------------------------------------------------------------------
 
     def _orders(self) -> list[Order]:
-        """The best orders near the old one by value, best first; the old one is among them.
-
-        Looked at are neighbours of the best, of the next best, and so on while the budget lasts.
-        """
-        values: dict[Order, float] = {}
-        start = self._base or self._least_order()
+        """The best orders near the old one by value, best first; the old one is among them."""
+        search, effort = self._search, self._effort
+        start = self._base or search.least_order()
         if not start:
             return []
-        self._value([start], values)
-        room, looked_at = self._effort.most_elements, set[Order]()
-        for _ in range(self._effort.looks):
-            left = [order for order in values if order not in looked_at]
-            best = min(left, key=lambda order: values[order], default=None)
-            if best is None or room <= 0:
-                break
-            looked_at.add(best)
-            size = len(best) * len(self._places) ** 2 * len(self._weights)
-            near = (order for order in self._near_orders(best) if order not in values)
-            new = list(islice(dict.fromkeys(near), room // size))
-            room -= size * len(new)
-            self._value(new, values)
-        exact = len(start) * len(self._fine_places) ** 2 * len(self._weights)
-        most = max(self._effort.finalists, self._effort.exact_elements // exact)
-        ranked = sorted(values, key=lambda order: values[order])[:most]
-        return list(dict.fromkeys((*ranked, start)))
-
-    def _near_orders(self, order: Order) -> Iterator[Order]:
-        """One change away: the gone device's place may suit another, a slow device none."""
-        used = [device for part in order for device in part.devices]
-        spare = [device for device in self.allowed if device not in used]
-        fastest = nsmallest(MAX_SPARE, spare, key=lambda d: (whole_seconds(self.cost, d), d))
-        places = _other_places(order, private=self.private)
-        for one in chain(places, self._other_stages(order, fastest)):
-            devices = {device for part in one for device in part.devices}
-            groups = [part for part in one if len(part.devices) > 1 and part not in order]
-            permitted = all(self._question.permit(deals=part.deals) for part in groups)
-            at_home = not self.private or one[0] == one[-1] == UnplacedGroup((self.cost.holder,))
-            few = len(one) <= self.cost.unit_count
-            if permitted and at_home and few and self._required <= devices:
-                yield one
-
-    def _other_stages(self, order: Order, spare: Sequence[int]) -> Iterator[Order]:
-        if self.private and len(order) == 1:
-            yield from ((*order, UnplacedGroup((device,)), *order) for device in spare)
-            return
-        if self.private and len(order) == 3:
-            yield order[:1]
-        groups = [
-            StageGroup(part.devices, (1,) * len(part.devices), part.allocation) for part in order
-        ]
-        anywhere = tuple(ROOMY * p for p in range(len(order) + 1))
-        stages = Draft(self.split, anywhere, tuple(groups), (1,) * len(order))
-        for _, parts in regrouped(stages, spare, self._question):
-            yield tuple(UnplacedGroup(part.devices, part.allocation) for part in parts)
-
-    def _least_order(self) -> Order:
-        """The devices that must have a part, one a stage; else any one."""
-        ends = (UnplacedGroup((self.cost.holder,)),) if self.private else ()
-        inner = [d for d in self.allowed if not (self.private and d == self.cost.holder)]
-        needed = [d for d in inner if d in self._required] or ([] if ends else inner[:1])
-        if not needed:
-            return ends
-        return (*ends, *(UnplacedGroup((device,)) for device in needed), *ends)
-
-    def _value(self, orders: Sequence[Order], values: dict[Order, float]) -> None:
-        possible = [order for order in orders if len(order) < len(self._places)]
-        for same in _by_length(possible):
-            found, _ = self._cuts.solve(
-                same * len(self._weights),
-                self._places,
-                last_weights=[weight for weight in self._weights for _ in same],
-            )
-            values.update(zip(same, found.reshape(-1, len(same)).min(axis=0).tolist(), strict=True))
+        search.add([start])
+        search.look_around(effort.looks, effort.most_elements)
+        exact = len(start) * len(self._fine_places) ** 2 * len(search.weights)
+        most = max(effort.finalists, effort.exact_elements // exact)
+        return list(dict.fromkeys((*search.ranked()[:most], start)))
 
     # -- drafts ----------------------------------------------------------------------------------
 
     def _solved(self, orders: Sequence[Order]) -> list[Draft]:
         """The best orders' best cuts by value, in both views of a link."""
         found: list[tuple[float, int, Order, list[list[int]]]] = []
-        for same in _by_length(orders):
-            values, borders = self._exactly(same)
+        for same in by_length(orders):
+            values, borders = self._search.exactly(same, self._fine_places)
             for i, order in enumerate(same):
                 found.append((float(values[i]), len(found), order, borders[i]))
         found.sort()
@@ -274,56 +200,22 @@ class LightSearch:
                 self._borders.setdefault(order, rows[0])
         return list(drafts)
 
-    def _exactly(self, same: list[Order]) -> tuple[Singles, list[list[list[int]]]]:
-        """Of orders of one length: mean value of both views, and the borders in every view."""
-        variants = [(duplex, weight) for duplex in (True, False) for weight in self._weights]
-        values, borders = self._cuts.solve(
-            same * len(variants),
-            self._fine_places,
-            [duplex for duplex, _ in variants for _ in same],
-            [weight for _, weight in variants for _ in same],
-        )
-        table = values.reshape(2, len(self._weights), len(same)).min(axis=1)
-        rows = borders.reshape(len(variants), len(same), -1)
-        return table.mean(axis=0), [rows[:, i].tolist() for i in range(len(same))]
-
     def _drafted(self, order: Order, borders: Sequence[int]) -> list[Draft]:
         """With usual depths, and deeper ones where their bound is better; empty if not allowed."""
         if any(end <= first for first, end in pairwise(borders)):
             return []
-        groups = []
-        for p, units in enumerate(pairwise(borders)):
-            depth = min(2 * (len(order) - p) - 1, self.split.micro_batches)
-            group = self._shared(order[p], units, depth)
-            if group is None:
-                return []
-            groups.append(group)
-        usual = draft_groups(self.cost, self.split, borders, groups)
-        if usual is None or not self._is_allowed(usual):
-            return []
-        return [usual, *self.judge.deepened(usual)]
+        return list(self._drafter.drafts(self.split, borders, order))
 
     def _shifted(self, draft: Draft, borders: tuple[int, ...]) -> Draft | None:
         """The same devices with other borders and, where they share, other shares."""
-        order = [UnplacedGroup(group.devices, group.allocation) for group in draft.groups]
-        groups = [
-            group if len(group.devices) == 1 or units == old else self._shared(part, units)
-            for part, group, units, old in zip(
-                order, draft.groups, pairwise(borders), draft.units, strict=True
-            )
+        stages = [
+            group if units == old else UnplacedGroup(group.devices, group.allocation)
+            for group, units, old in zip(draft.groups, pairwise(borders), draft.units, strict=True)
         ]
-        found = [group for group in groups if group is not None]
-        if len(found) < len(groups):
-            return None
-        moved = draft_groups(self.cost, self.split, borders, found, draft.warmup)
+        moved = self._drafter.drafted(
+            *(self.split, borders, stages), [1] * len(stages), draft.warmup
+        )
         return moved if moved is not None and self._is_allowed(moved) else None
-
-    def _shared(
-        self, part: UnplacedGroup, units: tuple[int, int], depth: int = 1
-    ) -> StageGroup | None:
-        """Within memory at the depth wanted, or at a depth of one."""
-        wanted = self._divider.group(self.split, part, units, depth)
-        return wanted or self._divider.group(self.split, part, units)
 
     def _is_allowed(self, draft: Draft) -> bool:
         peaks = peak_bytes(self.cost, draft)
@@ -390,16 +282,6 @@ class LightSearch:
         return fastest
 
 
-def _other_places(order: Order, *, private: bool) -> Iterator[Order]:
-    """One stage elsewhere, near places first."""
-    free = range(1, len(order) - 1) if private else range(len(order))
-    pairs = [(p, q) for p in free for q in free if p != q and q != p - 1]
-    for p, q in sorted(pairs, key=lambda pair: abs(pair[0] - pair[1])):
-        rest = [*order[:p], *order[p + 1 :]]
-        rest.insert(q, order[p])
-        yield tuple(rest)
-
-
 def shifts(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
     """One border moved by a unit or a few, or a unit from the first stage to the last or back."""
     last = len(borders) - 1
@@ -411,12 +293,6 @@ def shifts(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             moved = tuple(border + shift for border in borders[first:end])
             if borders[first - 1] < moved[0] and moved[-1] < borders[end]:
                 yield (*borders[:first], *moved, *borders[end:])
-
-
-def _by_length(orders: Sequence[Order]) -> Iterator[list[Order]]:
-    """Orders of the same length together."""
-    for length in sorted({len(order) for order in orders}):
-        yield [order for order in orders if len(order) == length]
 
 
 def _places(cost: CostModel, samples: int, old: Sequence[int], most: int) -> list[int]:

@@ -1,26 +1,28 @@
 """The search for the fastest pipeline.
 
-Straight pipelines by the dynamic programme over subsets (`straight.py`) and pipelines of groups
-along orders of the devices (`segments.py`) are the starts; changes of structure, shares and depths
-lead on from the fastest.
+Starts are every straight pipeline where these are few, else the best cuts of likely orders of
+stages (`orders.py`); changes of structure, shares and depths lead on from the fastest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise
+from math import inf, isfinite
 
 from p2ptrain.plan.cost.draft import Draft
+from p2ptrain.plan.problem.candidates import even_window
 from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.problem.order_cuts import Order
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.climb import climb_coarse, climb_sizes
 from p2ptrain.plan.search.fine_moves import deeper
-from p2ptrain.plan.search.segments import promising_splits, segment_candidates
+from p2ptrain.plan.search.orders import OrderSearch, by_length, count_placements, every_placement
 from p2ptrain.plan.search.shares import Drafter
-from p2ptrain.plan.search.straight import StraightSearch
 from p2ptrain.plan.search.structure_moves import taking_in
 from p2ptrain.plan.types.allocation import BatchSplit
+from p2ptrain.plan.types.request import PlanMode
 
 MIN_TASKS, PAIR_TASKS, MAX_TASKS = 100_000, 100, 2_500_000
 """The budget grows with the pairs of devices, up to a limit: about 1 s for 64 of them."""
@@ -31,8 +33,17 @@ STARTS_SHARE = 0.5
 MANY_UNITS, MANY_UNITS_TASKS = 64, 25_000
 """Of models of more units the named planners take their time, and searching gets less."""
 
-PROMISING = 2
-"""Micro-batch sizes for which groups are searched."""
+MAX_ENUMERATED = 300
+"""Straight pipelines of one batch split that are enumerated rather than searched."""
+
+PROMISING, PROMISING_OF_SMALL = 2, 3
+"""Micro-batch sizes for which orders are searched."""
+
+LOOKS, MOST_ELEMENTS = 16, 60_000_000
+"""Orders whose neighbours are looked at, and how much that may cost (`look_around`)."""
+
+KEPT, KEPT_OF_EACH = 12, 1
+"""Orders of which drafts are made: the best, and so many of each number of devices."""
 
 CLIMBED = 6
 """Starts that are improved."""
@@ -49,16 +60,16 @@ FEW = 4
 
 @dataclass(frozen=True, slots=True)
 class PipelineSearch:
-    """One search."""
+    """One search; `pool` keeps the drafts that it began with."""
 
     question: Question
     drafter: Drafter
-    straight: StraightSearch
+    pool: dict[Draft, None] = field(default_factory=dict)
 
     @classmethod
     def of(cls, question: Question) -> PipelineSearch:
         """Of that question, with its own judge."""
-        return cls(question, Drafter(question), StraightSearch(question))
+        return cls(question, Drafter(question))
 
     @property
     def judge(self) -> Judge:
@@ -94,7 +105,7 @@ class PipelineSearch:
 
     def drafts_with(self, device: int, best: Judged) -> list[Draft]:
         """Drafts in which `device` has a part: the one of least bound is worth judging."""
-        known = [d for d in self.straight.pool if device in d.devices and len(d.devices) > 1]
+        known = [d for d in self.pool if device in d.devices and len(d.devices) > 1]
         drafts = [*known, *self._changed_to_use(device, best.draft)]
         shared = [draft for draft in drafts if len(draft.devices) > 1] or drafts
         return [min(shared, key=self.judge.bound)] if shared else []
@@ -106,18 +117,53 @@ class PipelineSearch:
 
     def _starts(self, best: Judged | None) -> list[Judged]:
         """Different drafts, fastest first."""
-        judge, budget = self.judge, self.judge.budget_tasks
-        kept = int(budget * STARTS_SHARE)
-        judge.budget_tasks -= kept  # the straight search may use up what it sees
-        starts = self.straight.winners(best)
-        judge.budget_tasks += kept
-        if self.question.groups:
-            for split in promising_splits(self.question, PROMISING):
-                drafts = list(segment_candidates(self.question, split))
-                starts += self._simulated(drafts, int(budget * (1 - STARTS_SHARE) / 2))
-        return _unlike(starts)
+        few = count_placements(self.question) <= MAX_ENUMERATED
+        drafts = {s: self._enumerated(s) if few else [] for s in self.question.splits}
+        for search in self._promising():
+            drafts[search.split] += self._ordered(search)
+        found = [] if best is None else [best]
+        budget = self.judge.budget_tasks
+        for i, of_split in enumerate(drafts.values(), 1):
+            self.pool.update(dict.fromkeys(of_split))
+            reserve = int(budget * (1 - STARTS_SHARE * i / len(drafts)))
+            found += self._simulated(of_split, reserve)
+        return _unlike(found)
 
-    def _simulated(self, drafts: Sequence[Draft], reserve_tasks: int) -> list[Judged]:
+    def _enumerated(self, split: BatchSplit) -> list[Draft]:
+        drafts = (self.judge.drafted(split, *place) for place in every_placement(self.question))
+        return [draft for several in drafts for draft in several if self.question.allow(draft)]
+
+    def _promising(self) -> list[OrderSearch]:
+        """Of the micro-batch sizes whose best start has the least value."""
+        searches = [OrderSearch.of(self.question, split) for split in self.question.splits]
+        most = PROMISING if self._size > MAX_RESIZED else PROMISING_OF_SMALL
+        if len(searches) <= most:
+            return searches
+        for search in searches:
+            search.add(search.starts(few=True))
+        searches.sort(key=lambda search: min(search.values.values(), default=inf))
+        return searches[:most]
+
+    def _ordered(self, search: OrderSearch) -> Iterator[Draft]:
+        """Drafts of the best orders, and of the best straight ones."""
+        search.add(search.starts())
+        searches = [search, search.straight()] if self.question.groups else [search]
+        for one in searches:
+            one.look_around(LOOKS, int(MOST_ELEMENTS * self.question.effort))
+            for same in by_length(_various(one)):
+                _, borders = search.exactly(same, search.places)
+                for order, rows in zip(same, borders, strict=True):
+                    split = self._window(search.split, order)
+                    for row in dict.fromkeys(map(tuple, rows)):
+                        if all(first < end for first, end in pairwise(row)):
+                            yield from self.drafter.drafts(split, row, order)
+
+    def _window(self, split: BatchSplit, order: Order) -> BatchSplit:
+        if self.judge.cost.mode is PlanMode.SYNC:
+            return split
+        return even_window(split, [len(part.devices) for part in order if part.deals] or [1])
+
+    def _simulated(self, drafts: Iterable[Draft], reserve_tasks: int) -> list[Judged]:
         """Those of least bound, as far as the budget goes, and one at least."""
         found: list[Judged] = []
         for draft in sorted(drafts, key=self.judge.bound):
@@ -128,6 +174,18 @@ class PipelineSearch:
             if self._size <= MAX_RESIZED and judged.seconds > WAITING * self.judge.bound(draft):
                 found += [Judged(self.judge.seconds(d), d) for d in deeper(self.judge.cost, draft)]
         return found
+
+
+def _various(search: OrderSearch) -> list[Order]:
+    """The best orders, and the best ones of each number of devices."""
+    ranked = [order for order in search.ranked() if isfinite(search.values[order])]
+    chosen, counts = dict.fromkeys(ranked[:KEPT]), dict[int, int]()
+    for order in ranked:
+        devices = len({device for part in order for device in part.devices})
+        counts[devices] = counts.get(devices, 0) + 1
+        if counts[devices] <= KEPT_OF_EACH:
+            chosen[order] = None
+    return list(chosen)
 
 
 def _unlike(starts: Sequence[Judged]) -> list[Judged]:

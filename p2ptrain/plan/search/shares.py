@@ -205,7 +205,7 @@ class Drafter:
         self, split: BatchSplit, borders: Sequence[int], stages: Sequence[Stage]
     ) -> Iterator[Draft]:
         """Shares by speed, and where memory makes that shallow shares that leave it room."""
-        shallow = self._drafted(split, borders, stages, (1,) * len(stages))
+        shallow = self.drafted(split, borders, stages, (1,) * len(stages))
         if shallow is None:
             return
         drafts = [shallow]
@@ -214,7 +214,7 @@ class Drafter:
             drafts += [
                 draft
                 for depths in (usual, tuple(max(1, depth // 2) for depth in usual))
-                if (draft := self._drafted(split, borders, stages, depths)) is not None
+                if (draft := self.drafted(split, borders, stages, depths)) is not None
             ]
         for draft in dict.fromkeys(drafts):
             if self.question.allow(draft):
@@ -225,14 +225,15 @@ class Drafter:
         kinds = [UnplacedGroup(group.devices, group.allocation) for group in draft.groups]
         return self.drafts(split, draft.borders, kinds)
 
-    def _drafted(
+    def drafted(
         self,
         split: BatchSplit,
         borders: Sequence[int],
         stages: Sequence[Stage],
         depths: Sequence[int],
+        wanted: Sequence[int] | None = None,
     ) -> Draft | None:
-        """With shares that leave memory for `depths`; None where nothing fits."""
+        """With shares that leave memory for `depths`, and the depths wanted; None: nothing fits."""
         groups: list[StageGroup] = []
         for stage, units, depth in zip(stages, pairwise(borders), depths, strict=True):
             group: StageGroup | None = (
@@ -243,4 +244,4 @@ class Drafter:
             if group is None:
                 return None
             groups.append(group)
-        return draft_groups(self.judge.cost, split, borders, groups)
+        return draft_groups(self.judge.cost, split, borders, groups, wanted)

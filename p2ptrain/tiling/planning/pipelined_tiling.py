@@ -2,7 +2,7 @@
 
 While these compute one micro-batch, the tiles already compute the next. Tried are one to four such
 devices, the fastest or the slowest ones, and all numbers of tiled units. Behind the tiles is a
-straight pipeline, the best one of all these devices (`plan/problem/partition.py`), or one stage
+straight pipeline, the best one of all these devices (`plan/problem/order_cuts.py`), or one stage
 that they share: they divide each micro-batch by samples, or take whole ones in turn, by their
 speeds (`plan/search/shares.py`). With a single micro-batch only dividing it gives all of them work.
 """
@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from math import inf
+from itertools import permutations
+from math import inf, isfinite
 from typing import NamedTuple
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import StageGroup, UnplacedGroup, place_seconds
 from p2ptrain.plan.problem.judge import Judge
-from p2ptrain.plan.problem.partition import Partition, Suffix, every_subset
+from p2ptrain.plan.problem.order_cuts import OrderCuts
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.shares import ShareDivider
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit, owners
@@ -67,10 +68,8 @@ class TrailingStages:
 
     def rows(self, first: int) -> list[TrailingPipeline]:
         """Ways to compute units `first` to the last that memory may allow; the pipeline first."""
-        found = []
-        if self._may_be_a_row:
-            borders, devices = self._suffix(first).placement(first)
-            found.append(TrailingPipeline.straight(self.split, borders, devices))
+        row = self._row(first)
+        found = [] if row is None else [TrailingPipeline.straight(self.split, *row[1:])]
         groups = self._groups(first)
         return found + [
             TrailingPipeline((first, self.cost.unit_count), (group,)) for group in groups
@@ -86,8 +85,8 @@ class TrailingStages:
             )
             for group in self._groups(first)
         ]
-        straight = float(self._suffix(first).value[first]) if self._may_be_a_row else inf
-        return min(straight, *shared, inf)
+        row = self._row(first)
+        return min(inf if row is None else row[0], *shared, inf)
 
     @property
     def _may_be_a_row(self) -> bool:
@@ -120,13 +119,21 @@ class TrailingStages:
         return ShareDivider(Question(Judge(self.cost, 0), [self.split], self.devices))
 
     @cached_property
-    def _suffixes(self) -> Sequence[Suffix]:
-        """Pipelines of all devices, by head."""
-        found = list(every_subset(Partition(self.cost, self.split), self.devices))
-        return found[-len(self.devices) :]
+    def _cuts(self) -> OrderCuts:
+        return OrderCuts(self.cost, self.split)
 
-    def _suffix(self, first: int) -> Suffix:
-        return min(self._suffixes, key=lambda suffix: suffix.value[first])
+    def _row(self, first: int) -> tuple[float, tuple[int, ...], tuple[int, ...]] | None:
+        """(about its seconds, borders, devices) of the best pipeline of all devices."""
+        places = range(first, self.cost.unit_count + 1)
+        if not self._may_be_a_row or len(self.devices) >= len(places):
+            return None
+        rows = list(permutations(self.devices))
+        orders = [tuple(UnplacedGroup((d,)) for d in devices) for devices in rows]
+        values, borders = self._cuts.solve(orders, places, fed=False)
+        best = int(values.argmin())
+        if not isfinite(values[best]):
+            return None
+        return float(values[best]), tuple(borders[best].tolist()), rows[best]
 
 
 MIN_TILES = 2

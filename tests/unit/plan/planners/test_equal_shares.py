@@ -10,7 +10,7 @@ import pytest
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.planners import equal_shares
 from p2ptrain.plan.problem.judge import Judge
-from p2ptrain.plan.problem.partition import Floats, range_sums
+from p2ptrain.plan.problem.order_cuts import Floats, range_sums
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice

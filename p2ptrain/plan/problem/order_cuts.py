@@ -1,17 +1,28 @@
-"""The best cuts for many orders of stages at once: the light re-plan's dynamic programme.
+"""The best cuts for many orders of stages at once, last unit first.
 
-The same value as `partition.py` (round seconds of a suffix, filling and draining included), but for
-stages whose devices are given and with all orders of one length as one array operation: sixty
-orders of eight stages cost about as much as one simulated round. A stage may be a group of devices;
-its shares are set by speed on the whole model here and re-balanced for its own units afterwards.
+PipeDream (SOSP 2019, section 3.1) and FTPipeHD minimise the slowest stage. Here a suffix of the
+pipeline has a *round time* instead, from its first input to its last gradient, because with few
+micro-batches filling and draining weigh as much as the slowest stage. For a head stage g with units
+[i, j) before the suffix R that begins at unit j on device h:
 
-Symbols (shapes): B orders, P stages, C places where a cut may lie (0 and L included), K parts.
+    R'(i) = min over j of  max( M·c_g(i,j) ,  c_g(i,j) + hop(j) + max( R(j), M·occupation(j) ) )
+
+with c = forward + backward of one micro-batch and hop(j) = both directions over the link. Where
+memory keeps fewer than M micro-batches in flight, the round trips this forces count too. The
+result generates candidates; the simulation judges them.
+
+All orders of one length are one array operation: sixty orders of eight stages cost about as much as
+one simulated round. A stage may be a group of devices; its shares are set by speed on the whole
+model here and re-balanced for its own units afterwards.
+
+Symbols (shapes): B orders, P stages, C places where a cut may lie (0 and L included), K parts, L
+units or, where the model may not be cut everywhere, the blocks between two cuts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,6 +33,7 @@ from p2ptrain.plan.cost.check_plan import ROUNDING, WorkloadShare
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import StageGroup, UnplacedGroup, alone
 from p2ptrain.plan.types.allocation import BatchSplit
+from p2ptrain.plan.types.request import PlanMode
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -40,11 +52,13 @@ class CutTables:
     """What one part costs, over cut places [i, j).
 
     Attributes:
-        seconds: [L+1, L+1], of a micro-batch, forward and backward; inf = impossible.
+        latency: [L+1, L+1], of a micro-batch, forward and backward; inf = impossible.
+        seconds: [L+1, L+1] of a round on its busiest device, by the number of micro-batches.
         trips: [L+1, L+1] round trips that memory forces at least.
         reduce: [L+1, L+1] all-reduce seconds.
     """
 
+    latency: Floats
     seconds: Floats
     trips: Floats
     reduce: Floats
@@ -55,23 +69,26 @@ class OrderCuts:
 
     Arguments:
         caps: by device, the largest part of the round's work it may take.
+        cuts: where the model may be cut, its ends included; everywhere unless given.
     """
 
     def __init__(
         self,
         cost: CostModel,
         split: BatchSplit,
-        caps: dict[int, float],
+        caps: Mapping[int, float] | None = None,
         *,
-        private: bool,
+        private: bool = False,
+        cuts: Sequence[int] | None = None,
     ) -> None:
-        self.cost, self.split, self._caps, self._private = cost, split, caps, private
+        self.cost, self.split, self._caps, self._private = cost, split, caps or {}, private
+        self.cuts = range(cost.unit_count + 1) if cuts is None else cuts
         self.rounds = split.batch_size / split.first_samples
         units = cost.profile.units
         self._trained = self._ranges([state.trained for state in cost.unit_states])
         self._summed = self._ranges([state.summed_bytes for state in cost.unit_states])
         self._activations = self._ranges([unit.activation_bytes for unit in units])
-        self._carried = np.array([0.0, *(unit.output_bytes for unit in units)])
+        self._carried = np.array([0.0, *(unit.output_bytes for unit in units)])[[*self.cuts]]
         self._carried *= split.first_samples
         work = WorkloadShare(cost.profile)
         parts = [work.units(i, i + 1, split.first_samples) for i in range(len(units))]
@@ -95,13 +112,15 @@ class OrderCuts:
         shape = self._summed.shape
         if group is None:
             never = np.full(shape, np.inf)
-            return CutTables(never, np.ones(shape), np.zeros(shape))
-        seconds, trips, reduce = self._never, np.ones(shape), np.zeros(shape)
+            return CutTables(never, never, np.ones(shape), np.zeros(shape))
+        latency = seconds = self._never
+        trips, reduce = np.ones(shape), np.zeros(shape)
         for place, device in enumerate(group.devices):
             samples = max(group.piece_counts(split, place), default=1)
             taken = group.round_samples(split, place) / split.batch_size
             dealt = taken if group.deals else 1.0
-            own = self._seconds(device, samples) * dealt
+            each = self._seconds(device, samples)
+            own = each * dealt
             depth = self._depth(device, max(1.0, samples * dealt))
             if depth is not None:
                 own[depth < 1] = np.inf
@@ -109,13 +128,16 @@ class OrderCuts:
             cap = self._caps.get(device)
             if cap is not None:
                 own[self._work * taken > cap + ROUNDING] = np.inf
-            seconds = np.maximum(seconds, own)
+            latency, seconds = np.maximum(latency, each), np.maximum(seconds, own)
         if len(group.devices) > 1:
             fixed = cost.all_reduce_seconds(group.devices, 0, 0)
             whole = cost.all_reduce_seconds(group.devices, 0, cost.unit_count) - fixed
             total = max(1.0, self._summed[0, -1])
             reduce = fixed + whole * self._summed / total
-        return CutTables(seconds, trips, reduce)
+        if cost.mode is PlanMode.ASYNC:  # gradients are exchanged while others are computed
+            exchanges = len(group.devices) if group.deals else 1
+            seconds, reduce = np.maximum(seconds, reduce / exchanges), np.zeros(shape)
+        return CutTables(latency, seconds, trips, reduce)
 
     def _seconds(self, device: int, samples: int) -> Floats:
         """[L+1, L+1] forward and backward of a micro-batch on one device."""
@@ -145,24 +167,28 @@ class OrderCuts:
         places: Sequence[int],
         duplex: Sequence[bool] | None = None,
         last_weights: Sequence[float] | None = None,
+        *,
+        fed: bool = True,
     ) -> tuple[Singles, Wholes]:
         """The best borders of orders of the same length.
 
         Arguments:
-            places: where cuts may lie, ascending, 0 and L among them.
+            places: numbers of cuts to choose from, ascending, the first and the last border among
+                them.
             duplex: for each order, whether a device's outputs and gradients travel side by side
                 (default) or one after the other.
             last_weights: for each order, what its last stage's time counts for while it is cut.
                 In a private plan its device has the first stage too, and must leave time for it.
+            fed: the holder sends inputs and targets.
 
         Returns:
-            [B] round seconds by value (inf = impossible), [B, P+1] borders.
+            [B] round seconds by value (inf = impossible), [B, P+1] borders, as units.
         """
         flags = np.array(duplex if duplex is not None else [True] * len(orders))
         batch = _CutProgramme(self, orders, places, flags)
         if last_weights is not None:
             batch.last_weights = np.array(last_weights, dtype=np.float32)
-        return batch.solve()
+        return batch.solve(fed=fed)
 
     def hop(self, sender: UnplacedGroup, receiver: UnplacedGroup) -> tuple[float, float, float]:
         """(seconds per carried byte there, back, latency of both) between two stages."""
@@ -191,7 +217,7 @@ class OrderCuts:
 
     def _ranges(self, per_unit: Sequence[float] | Floats) -> Floats:
         """[L+1, L+1] sums over [i, j); 0 or below where the range is empty."""
-        sums = np.concatenate(([0.0], np.cumsum(per_unit)))
+        sums = np.concatenate(([0.0], np.cumsum(per_unit)))[[*self.cuts]]
         return np.asarray(sums[None, :] - sums[:, None], dtype=np.float64)
 
     @property
@@ -225,7 +251,8 @@ class _CutProgramme:
         # Half the precision is enough: drafts are simulated.
         grid = np.ix_(self.places, self.places)
         tables = [cuts.tables(part) for part in self.parts]
-        self.seconds = _stacked([table.seconds[grid] for table in tables])  # [C, K, C]
+        self.latency = _stacked([table.latency[grid] for table in tables])  # [C, K, C]
+        self.seconds = _stacked([table.seconds[grid] for table in tables])
         reduce = _stacked([table.reduce[grid] for table in tables])
         self.busy = self.seconds * self.rounds + reduce
         self.trips = _stacked([table.trips[grid] for table in tables])
@@ -247,19 +274,20 @@ class _CutProgramme:
             ]
         return hops.reshape(count, count, 3)
 
-    def solve(self) -> tuple[Singles, Wholes]:
+    def solve(self, *, fed: bool) -> tuple[Singles, Wholes]:
         count, stages = self.index.shape
         rows, columns = np.arange(count)[:, None], np.arange(len(self.places))
         k = self.index[:, -1]
         last = self.seconds[-1, k]  # [B, C] by first unit
-        value = np.maximum(self.busy[-1, k], last * self.trips[-1, k])
+        latency = self.latency[-1, k]
+        value = np.maximum(self.busy[-1, k], latency * self.trips[-1, k])
         value *= self.last_weights[:, None]
-        latency, chosen = last, []
+        chosen = []
         for p in range(stages - 2, -1, -1):
             k = self.index[:, p]
             hop, occupation = self._hops(p)
             behind = hop + latency
-            total = self.seconds.take(k, axis=1)  # [C, B, C] by cut and first unit
+            total = self.latency.take(k, axis=1)  # [C, B, C] by cut and first unit
             around = total + behind.T[:, :, None] if self.forced else None
             total += (hop + np.maximum(value, occupation)).T[:, :, None]
             busy = self.busy.take(k, axis=1)
@@ -271,9 +299,10 @@ class _CutProgramme:
             cut = total.argmin(axis=0)  # [B, C]
             chosen.append(cut)
             value = total[cut, rows, columns]
-            latency = self.seconds[cut, k[:, None], columns] + behind[rows, cut]
+            latency = self.latency[cut, k[:, None], columns] + behind[rows, cut]
             last = last[rows, cut]
-        return self._fed(value[:, 0]), self._borders(chosen[::-1])
+        round_seconds = self._fed(value[:, 0]) if fed else value[:, 0]
+        return round_seconds, self._borders(chosen[::-1])
 
     def _hops(self, p: int) -> tuple[Singles, Singles]:
         """([B, C] seconds there and back at every cut, [B, C] occupation in a round)."""
@@ -304,19 +333,19 @@ class _CutProgramme:
             place = cut[rows, place]
             borders.append(place)
         borders.append(np.full(count, len(self.places) - 1))
-        found: Wholes = self.places[np.stack(borders, axis=1)]
+        found: Wholes = np.array(self.cuts.cuts)[self.places[np.stack(borders, axis=1)]]
         return found
 
 
 def _shared_by_speed(cost: CostModel, split: BatchSplit, part: UnplacedGroup) -> StageGroup | None:
     """Shares in proportion to speed on the whole model, whatever memory says.
 
-    None where there are more devices than there is to share.
+    None where there are more devices than there is to share, or they may not share a stage.
     """
     if len(part.devices) == 1:
         return alone(split, part.devices[0])
     total = split.micro_batches if part.deals else split.micro_batch
-    if total < len(part.devices):
+    if total < len(part.devices) or not cost.may_share(part.devices):
         return None
     whole = (0, cost.unit_count, split.first_samples)
     speeds = [1 / max(sum(cost.stage_seconds(d, *whole)), 1e-300) for d in part.devices]
@@ -337,3 +366,11 @@ def _proportional(speeds: Sequence[float], total: int) -> tuple[int, ...]:
 def _stacked(tables: Sequence[Floats]) -> Singles:
     """[C, K, C] by cut, part and first unit."""
     return np.stack([table.T for table in tables], axis=1).astype(np.float32)
+
+
+def range_sums(per_unit: Floats) -> Floats:
+    """[L, L+1] sums over [i, j); inf where the range is empty."""
+    sums = np.concatenate(([0.0], np.cumsum(per_unit)))
+    totals = sums[None, :] - sums[:-1, None]
+    totals[np.arange(len(sums))[None, :] <= np.arange(len(per_unit))[:, None]] = np.inf
+    return totals
