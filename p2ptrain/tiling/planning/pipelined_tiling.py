@@ -10,11 +10,10 @@ speeds (`plan/search/shares.py`). With a single micro-batch only dividing it giv
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import permutations
 from math import inf, isfinite
-from typing import NamedTuple
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import StageGroup, UnplacedGroup, place_seconds
@@ -22,10 +21,10 @@ from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.order_cuts import OrderCuts
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.shares import ShareDivider
-from p2ptrain.plan.types.allocation import Allocation, BatchSplit, owners
-from p2ptrain.tiling.maps.grid import TileGrid
+from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.tiling.planning.tiled_pipeline import (
     Passes,
+    TrailingChoice,
     TrailingPipeline,
     depths_that_fit,
     pipeline_seconds,
@@ -142,44 +141,22 @@ LITTLE = 1.1
 """Devices that differ by less are taken for equal: it is all the same which have tiles."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pipelined:
-    """A way to run all units.
-
-    Attributes:
-        tiling: its seconds are those of a mini-batch, all stages included.
-        row: what follows.
-        depths: of the tiles and of each stage.
-    """
-
-    tiling: Tiling
-    row: TrailingPipeline
-    depths: tuple[int, ...]
-
-
-def best_pipelined(setting: TilingSetting, asked: TilingRequest) -> Pipelined | None:
+def best_pipelined(setting: TilingSetting, asked: TilingRequest) -> Tiling | None:
     """The fastest below the seconds asked for; None where there is none.
 
     Args:
         setting: all of its devices have a part.
     """
-    best: Pipelined | None = None
-    for search in _searches(setting, asked):
-        below = asked.below if best is None else best.tiling.seconds
-        best = search.best(below) or best
-    return best
+    return best_of(_candidates(setting, asked), asked, [])
 
 
-def _searches(setting: TilingSetting, asked: TilingRequest) -> Sequence[_PipelinedSearch]:
-    """The most promising first: what it finds spares looking at others."""
-    found = []
+def _candidates(setting: TilingSetting, asked: TilingRequest) -> Iterator[TilingCandidate]:
     for behind in _choices(setting):
         followers = TrailingStages(setting.cost, setting.split, behind, asked.allocations)
         if followers.are_worth_asking:
             with_tiles = [device for device in setting.devices if device not in behind]
             less = TilingSetting.of(setting.cost, setting.network, setting.split, with_tiles)
-            found.append(_PipelinedSearch(less, followers, asked))
-    return sorted(found, key=lambda search: search.bound)
+            yield from _in_front(less, followers, asked)
 
 
 def _choices(setting: TilingSetting) -> Iterator[tuple[int, ...]]:
@@ -198,116 +175,69 @@ def _choices(setting: TilingSetting) -> Iterator[tuple[int, ...]]:
             yield slowest
 
 
-class _TrailingChoice(NamedTuple):
-    """A way to go on behind some tiling; infinite seconds where it does not fit the memory."""
+def _in_front(
+    setting: TilingSetting, followers: TrailingStages, asked: TilingRequest
+) -> Iterator[TilingCandidate]:
+    """All devices of the setting have tiles."""
+    devices = sorted(setting.tile_devices(), key=lambda d: (d.slowdown, d.name))
+    if asked.grid is not None:  # who could have one of the tiles asked for has one
+        tiles = asked.grid[0] * asked.grid[1]
+        devices = devices[:tiles] if tiles <= len(devices) else []
+    problem = setting.problem.among(devices)
+    for count in unit_counts(problem, asked) if devices else ():
+        rows = followers.rows(count)
+        if rows:
+            tiled = problem.first_units(count)
+            yield TilingCandidate(
+                problem=tiled,
+                devices=tuple(devices),
+                whole=partial(_fastest, setting, rows),
+                bound=_bound(setting, followers, tiled, devices, asked.pieces),
+                behind=setting.tile_device(rows[0].groups[0].devices[0]),
+                holder=setting.tile_device(setting.cost.holder),
+            )
 
-    seconds: float
-    row: TrailingPipeline
-    depths: tuple[int, ...]
+
+def _bound(
+    setting: TilingSetting,
+    followers: TrailingStages,
+    tiled: TilingProblem,
+    devices: Sequence[TileDevice],
+    pieces: float,
+) -> float:
+    """Before what is behind can begin, and after it has ended, tiles have something to do."""
+    behind, last = followers.least_seconds(len(tiled.network.units)), tile_parts(setting.split)[-1]
+
+    def tiles(pieces: float) -> float:
+        return lower_bound(tiled, devices, least=len(devices), pieces=pieces, messages=True)
+
+    return max(tiles(pieces), behind + tiles(last))
 
 
-class _PipelinedSearch:
-    """With these devices behind the tiles, and the others in front."""
+def _fastest(
+    setting: TilingSetting,
+    rows: Sequence[TrailingPipeline],
+    costs: Costs,
+    borders: tuple[int, ...],
+) -> TrailingChoice:
+    """Of what may follow these tiles."""
+    cost, split, simulated = setting.cost, setting.split, simulate_tiles(costs, borders)
+    most = _most_in_flight(costs, borders, split.micro_batches)
+    best = TrailingChoice(inf, rows[0])
+    for row in rows:
+        depths = depths_that_fit(cost, split, row, most)
+        if depths is not None:
+            passes = Passes.of(cost, costs, simulated, setting.takers(row.groups[0]))
+            seconds = pipeline_seconds(cost, split, passes, row, depths)
+            best = min(best, TrailingChoice(seconds, row, depths), key=lambda one: one.seconds)
+    return best
 
-    def __init__(
-        self, setting: TilingSetting, followers: TrailingStages, asked: TilingRequest
-    ) -> None:
-        self._setting, self._followers = setting, followers
-        by_speed = sorted(setting.tile_devices(), key=lambda d: (d.slowdown, d.name))
-        self._devices: Sequence[TileDevice] = by_speed
-        # The holder is as slow as it is beside the fastest of these devices.
-        self._asked = replace(asked, holder=setting.tile_device(setting.cost.holder))
-        self._candidates = list(self._with_bounds())
 
-    @property
-    def bound(self) -> float:
-        """About what nothing that is found here undercuts."""
-        return min((candidate.bound for candidate in self._candidates), default=inf)
-
-    def best(self, below: float) -> Pipelined | None:
-        """The fastest below so many seconds, if there is one."""
-        asked = replace(self._asked, below=below)
-        tiling = best_of(self._candidates, asked, [])
-        if tiling is None:
-            return None
-        rows = self._followers.rows(tiling.borders[-1])
-        judged = self._judged(rows, self._costs(tiling, asked), tiling.borders)
-        return Pipelined(tiling, judged.row, judged.depths)
-
-    def _with_bounds(self) -> Iterator[TilingCandidate]:
-        asked, devices = self._asked, self._with_tiles()
-        problem = self._setting.problem.among(devices)
-        for count in unit_counts(problem, asked) if devices else ():
-            rows = self._followers.rows(count)
-            if rows:
-                tiled = problem.first_units(count)
-                yield TilingCandidate(
-                    problem=tiled,
-                    devices=tuple(devices),
-                    whole=partial(self._least_seconds, rows),
-                    bound=self._bound(tiled, devices, asked.pieces),
-                    behind=self._setting.tile_device(rows[0].groups[0].devices[0]),
-                )
-
-    def _with_tiles(self) -> Sequence[TileDevice]:
-        """A device that could have one of the tiles asked for has one; none where all could."""
-        grid = self._asked.grid
-        if grid is None:
-            return self._devices
-        tiles = grid[0] * grid[1]
-        return self._devices[:tiles] if tiles <= len(self._devices) else ()
-
-    def _bound(self, tiled: TilingProblem, devices: Sequence[TileDevice], pieces: float) -> float:
-        """Before what is behind can begin, and after it has ended, tiles have something to do."""
-        behind = self._followers.least_seconds(len(tiled.network.units))
-        last = tile_parts(self._setting.split)[-1]
-
-        def tiles(pieces: float) -> float:
-            return lower_bound(tiled, devices, least=len(devices), pieces=pieces, messages=True)
-
-        return max(tiles(pieces), behind + tiles(last))
-
-    def _least_seconds(
-        self, rows: Sequence[TrailingPipeline], costs: Costs, borders: tuple[int, ...]
-    ) -> float:
-        return self._judged(rows, costs, borders).seconds
-
-    def _judged(
-        self, rows: Sequence[TrailingPipeline], costs: Costs, borders: tuple[int, ...]
-    ) -> _TrailingChoice:
-        """The fastest of what may follow these tiles."""
-        setting, simulated = self._setting, simulate_tiles(costs, borders)
-        most = self._most_in_flight(costs, borders)
-        best = _TrailingChoice(inf, rows[0], ())
-        for row in rows:
-            depths = depths_that_fit(setting.cost, setting.split, row, most)
-            if depths is None:
-                continue
-            takers = setting.takers(row.groups[0])
-            passes = Passes.of(setting.cost, costs, simulated, takers)
-            seconds = pipeline_seconds(setting.cost, setting.split, passes, row, depths)
-            if seconds < best.seconds:
-                best = _TrailingChoice(seconds, row, depths)
-        return best
-
-    def _most_in_flight(self, costs: Costs, borders: tuple[int, ...]) -> int:
-        """Micro-batches of which all devices with tiles have room for what they keep."""
-        filters = costs.problem.filters.trained
-        rooms = [
-            (device.memory_bytes - filters) / max(held - filters, 1.0)
-            for device, held in zip(costs.devices, costs.memory(borders), strict=True)
-        ]
-        return int(min(*rooms, self._setting.split.micro_batches))
-
-    def _costs(self, tiling: Tiling, asked: TilingRequest) -> Costs:
-        """Of what was found."""
-        known = {device.name: device for device in self._devices}
-        devices = [known[name] for name in tiling.devices]
-        problem = self._setting.problem.among(devices).first_units(tiling.borders[-1])
-        return Costs(
-            *(problem, devices),
-            TileGrid(problem.network, (tiling.rows, tiling.columns), aligned=tiling.aligned),
-            owners(tiling.shares),
-            holder=asked.holder,
-            early=tiling.early,
-        )
+def _most_in_flight(costs: Costs, borders: tuple[int, ...], micro_batches: int) -> int:
+    """Micro-batches of which all devices with tiles have room for what they keep."""
+    filters = costs.problem.filters.trained
+    rooms = [
+        (device.memory_bytes - filters) / max(held - filters, 1.0)
+        for device, held in zip(costs.devices, costs.memory(borders), strict=True)
+    ]
+    return int(min(*rooms, micro_batches))

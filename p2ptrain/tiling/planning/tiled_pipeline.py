@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, alone, draft_groups, usual_depths
@@ -59,6 +60,19 @@ class TrailingPipeline:
     def stages(self) -> list[tuple[StageGroup, tuple[int, int]]]:
         """(devices, units) of each."""
         return list(zip(self.groups, pairwise(self.borders), strict=True))
+
+
+class TrailingChoice(NamedTuple):
+    """What follows some tiles; infinite seconds where it does not fit the memory.
+
+    Attributes:
+        seconds: simulated, of a mini-batch, tiles included.
+        depths: of the tiles and of each stage.
+    """
+
+    seconds: float
+    row: TrailingPipeline
+    depths: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -84,18 +84,16 @@ def tiled_plan(
             if request.grid == (1, 1):  # only in front of other devices
                 raise NothingFits([PlanError(_ONE_TILE)])
             tiling = best_tiling(
-                setting.problem, setting.tile_devices(), asked, SharedRest(setting)
+                *(setting.problem, setting.tile_devices(), asked, SharedRest(setting)),
+                setting.tile_device(cost.holder),
             )
         except NothingFits as error:
             reasons.extend(error.reasons)
         else:
-            units, behind = (tiling.borders[-1], cost.unit_count), cost.index(tiling.behind)
-            last = TrailingPipeline.straight(split, units, (behind,))
-            best, least = _plan(setting, tiling, last, (1, 1)), tiling.seconds
+            best, least = _plan(setting, tiling), tiling.seconds
         pipelined = best_pipelined(setting, replace(asked, below=least))
         if pipelined is not None:
-            tiling, least = pipelined.tiling, pipelined.tiling.seconds
-            best = _plan(setting, tiling, pipelined.row, pipelined.depths)
+            best, least = _plan(setting, pipelined), pipelined.seconds
     if best is None:
         raise PlanError(describe_refusals(reasons) or "no plan with tiles is faster")
     return with_prediction(cost, replace(best, planner=request.planner))
@@ -246,16 +244,13 @@ def _asked(
         every=every,
         below=below,
         pieces=sum(tile_parts(setting.split)),
-        holder=setting.tile_device(setting.cost.holder),
         allocations=request.allocations,
     )
 
 
-def _plan(
-    setting: TilingSetting, tiling: Tiling, row: TrailingPipeline, depths: Sequence[int]
-) -> Plan:
+def _plan(setting: TilingSetting, tiling: Tiling) -> Plan:
     """Without its prediction."""
-    cost, split = setting.cost, setting.split
+    cost, split, (_, row, depths) = setting.cost, setting.split, tiling.rest
     lines = tiling.rows, tiling.columns, tiling.borders
     shape = TileShape(*lines, tiling.aligned, tiling.early)
     devices = tuple(map(DeviceShare, tiling.devices, tiling.shares))

@@ -35,16 +35,21 @@ MIN_REDUCTION, MAX_REDUCTION = 0.01, 0.5
 
 
 def best_tiling(
-    problem: TilingProblem, devices: Sequence[TileDevice], asked: TilingRequest, rest: Rest
+    problem: TilingProblem,
+    devices: Sequence[TileDevice],
+    asked: TilingRequest,
+    rest: Rest,
+    holder: TileDevice | None = None,
 ) -> Tiling:
-    """The fastest of all that fit.
+    """The fastest of all that fit; `holder`: the device that has the images, or the fastest.
 
     Raises:
         NothingFits: or nothing is below the seconds asked for.
     """
     ordered = sorted(devices, key=lambda device: (device.slowdown, device.name))
     reasons: list[PlanError] = []
-    best = best_of(_candidates(problem, ordered, asked, rest), asked, reasons)
+    found = _candidates(problem, ordered, asked, rest)
+    best = best_of((replace(one, holder=holder) for one in found), asked, reasons)
     if best is None:
         raise NothingFits(reasons or [PlanError("no device has the memory for the first layers")])
     return best
@@ -165,7 +170,7 @@ def _grouped(
     """What these tiles cost, and the borders of their groups. Raises as `best_grouping`."""
     plain = Costs(
         *(candidate.problem, candidate.devices, grid, owners(counts)),
-        holder=asked.holder,
+        holder=candidate.holder,
         behind=candidate.behind,
     )
     costs = plain.with_early(early_borders(plain))
@@ -181,20 +186,18 @@ def _described(
     *,
     aligned: bool,
 ) -> Tiling:
-    names = tuple(device.name for device in candidate.devices)
     return Tiling(
-        devices=names,
+        devices=tuple(device.name for device in candidate.devices),
         shares=counts,
         grid=costs.grid.shape,
         rows=shares.rows,
         columns=shares.columns,
         aligned=aligned,
         borders=borders,
-        seconds=candidate.whole(costs, borders),
+        rest=candidate.whole(costs, borders),
         bound=candidate.bound,
         memory_bytes=tuple(costs.memory(borders)),
         early=tuple(border for border in borders[1:-1] if border in costs.early),
-        behind=candidate.behind.name if candidate.behind.name in names else "",
     )
 
 

@@ -17,7 +17,12 @@ from p2ptrain.plan.cost.draft import StageGroup, alone, place_seconds
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import REFERENCE, Overheads
 from p2ptrain.plan.types.feature_maps import MapNetwork
-from p2ptrain.tiling.planning.tiled_pipeline import Passes, TrailingPipeline, pipeline_seconds
+from p2ptrain.tiling.planning.tiled_pipeline import (
+    Passes,
+    TrailingChoice,
+    TrailingPipeline,
+    pipeline_seconds,
+)
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import (
     OF_TILES,
@@ -145,14 +150,14 @@ class SharedRest:
         cost, samples = self.setting.cost, self.setting.split.first_samples
         return cost.peak_bytes(units, cost.unit_count, samples)
 
-    def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> float:
-        """Seconds of a mini-batch, tiles included."""
+    def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> TrailingChoice:
+        """With tiles in these groups."""
         cost, split = self.setting.cost, self.setting.split
         row = TrailingPipeline.straight(
             split, (borders[-1], cost.unit_count), (cost.index(device.name),)
         )
         passes = Passes.of(cost, costs, simulate_tiles(costs, borders), [Taker(device)])
-        return pipeline_seconds(cost, split, passes, row, (1, 1))
+        return TrailingChoice(pipeline_seconds(cost, split, passes, row, (1, 1)), row, (1, 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +171,6 @@ class TilingRequest:
         below: seconds; nothing slower is wanted.
         pieces: micro-batches of a mini-batch, a smaller last one as the part that it is; the
             question is about one of them.
-        holder: the device that has the images; None = the fastest.
         allocations: how devices behind the tiles may share a stage.
     """
 
@@ -175,7 +179,6 @@ class TilingRequest:
     every: bool = False
     below: float = inf
     pieces: float = 1.0
-    holder: TileDevice | None = None
     allocations: frozenset[Allocation] = EVERY_ALLOCATION
 
 
@@ -191,10 +194,9 @@ class Tiling:
         aligned: how lines are carried from map to map.
         borders: of the groups, in units.
         early: those of them where halos travel with statistics, ascending.
-        seconds: simulated, of a mini-batch, what is behind the tiles included.
+        rest: what is behind the tiles, and how long all takes.
         bound: what no tiling of the tiled units undercuts, the rest included.
         memory_bytes: by device, of the tiled units alone.
-        behind: the device that computes the rest; "" = one without tiles.
     """
 
     devices: tuple[str, ...]
@@ -204,11 +206,15 @@ class Tiling:
     columns: tuple[float, ...]
     aligned: bool
     borders: tuple[int, ...]
-    seconds: float
+    rest: TrailingChoice
     bound: float
     memory_bytes: tuple[float, ...]
     early: tuple[int, ...] = ()
-    behind: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """Simulated, of a mini-batch, what is behind the tiles included."""
+        return self.rest.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,17 +223,18 @@ class TilingCandidate:
 
     Attributes:
         devices: in the order of their tiles.
-        whole: seconds of a mini-batch, of the tiles in these groups and of all that follows;
-            infinite where it does not fit the memory.
+        whole: what follows tiles in these groups, and how long all takes.
         bound: what none of its grids undercuts, the same.
         behind: the device with what follows first, which may have tiles.
+        holder: the device that has the images; None = the fastest.
     """
 
     problem: TilingProblem
     devices: tuple[TileDevice, ...]
-    whole: Callable[[Costs, tuple[int, ...]], float]
+    whole: Callable[[Costs, tuple[int, ...]], TrailingChoice]
     bound: float
     behind: TileDevice
+    holder: TileDevice | None = None
 
 
 class Rest(Protocol):
@@ -239,5 +246,5 @@ class Rest(Protocol):
     def held_bytes(self, units: int) -> float:
         """What that takes of the device's memory."""
 
-    def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> float:
-        """Seconds of a mini-batch, tiles included."""
+    def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> TrailingChoice:
+        """With tiles in these groups."""

@@ -134,12 +134,15 @@ def test_what_the_search_judged_is_what_the_plan_predicts(slowdowns: tuple[float
     assert network is not None
     used = tuple(range(len(slowdowns)))
     setting = TilingSetting.of(cost, network.first_units(4), split, used)
-    question = TilingRequest(every=True, pieces=4, holder=setting.tile_device(0))
+    question = TilingRequest(every=True, pieces=4)
     found = best_pipelined(setting, question)
     assert found is not None
-    assert round_of(cost, plan).round_seconds == pytest.approx(found.tiling.seconds)
-    shared = best_tiling(setting.problem, setting.tile_devices(), question, SharedRest(setting))
-    assert found.tiling.seconds < shared.seconds
+    assert round_of(cost, plan).round_seconds == pytest.approx(found.seconds)
+    shared = best_tiling(
+        *(setting.problem, setting.tile_devices(), question, SharedRest(setting)),
+        setting.tile_device(0),
+    )
+    assert found.seconds < shared.seconds
 
 
 def test_a_devices_work_is_what_it_computes() -> None:

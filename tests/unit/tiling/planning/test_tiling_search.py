@@ -11,6 +11,7 @@ from p2ptrain.errors import PlanError
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.feature_maps import MapUnit
 from p2ptrain.tiling.planning.grouping import best_grouping
+from p2ptrain.tiling.planning.tiled_pipeline import TrailingChoice, TrailingPipeline
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem
 from p2ptrain.tiling.planning.tiling_search import best_tiling
@@ -44,11 +45,11 @@ class Untiled:
         held = parameters * (2.0 + problem.optimizer_state_ratio)
         return held + sum(problem.kept_bytes[units:]) * problem.samples
 
-    def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> float:
+    def whole(self, device: TileDevice, costs: Costs, borders: tuple[int, ...]) -> TrailingChoice:
         """See `Rest`."""
         once = costs.filter_seconds
         tiles = self.pieces * (simulate_tiles(costs, borders).seconds - once) + once
-        return tiles + self.alone(device, borders[-1])
+        return TrailingChoice(tiles + self.alone(device, borders[-1]), TrailingPipeline((), ()))
 
 
 def best_alone(

@@ -120,13 +120,13 @@ def test_what_the_search_judged_is_what_the_plan_predicts(
     pieces = 8 / split.first_samples
     found = best_pipelined(setting, TilingRequest(every=True, pieces=pieces))
     assert found is not None
-    assert found.tiling.seconds >= found.tiling.bound
+    assert found.seconds >= found.bound
     plan = make_plan(LONG, devices, asked(batch_size=8, micro_batch=micro_batch))
-    assert round_of(cost, plan).round_seconds == pytest.approx(found.tiling.seconds)
+    assert round_of(cost, plan).round_seconds == pytest.approx(found.seconds)
     without = best_pipelined(
         setting, TilingRequest(every=True, pieces=pieces, allocations=frozenset())
     )
-    assert without is None or found.tiling.seconds < without.tiling.seconds
+    assert without is None or found.seconds < without.seconds
 
 
 def test_auto_takes_it_only_where_it_is_faster() -> None:
