@@ -313,6 +313,7 @@ def to_profile(measured: Mapping[str, Any], request: JobPlanRequest) -> Profile:
             unit,
             output_bytes=longer(unit.output_bytes),
             activation_bytes=longer(unit.activation_bytes),
+            passing_bytes=longer(unit.passing_bytes or 0),
         )
         for unit in profile.units
     )

@@ -27,7 +27,7 @@ How close that comes, and how to measure it: docs/internals/memory.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from p2ptrain.messages.plan_request import JobPlanRequest
@@ -237,8 +237,7 @@ class _StageMemory:
         received = self.in_flight * self.entering_bytes
         gradient = max(trained) if self.accumulates else 0
         in_heap = sum(count for count in trained if count < MMAP_THRESHOLD_BYTES)
-        is_last = not self.leaving_bytes  # else they arrive, and count as what is on the wire
-        passing = math.ceil(self.piece * _max_passing_bytes(self.units)) if is_last else 0
+        passing = math.ceil(self.piece * self._max_passing_bytes())
         holes = int(HOLE_SHARE * (self.piece * kept + in_heap))
         holes += int(HELD_HOLE_SHARE * (self.in_flight - self.piece) * kept)
         update = 0
@@ -249,15 +248,19 @@ class _StageMemory:
         crossing = math.ceil(received + self._wire) - self.wire_bytes
         return crossing + own + self.copies_bytes
 
-
-def _max_passing_bytes(units: Iterable[Unit]) -> int:
-    """Of one sample: a backward takes as much for a unit's gradients as the unit keeps, and has
-    freed what those behind it kept."""
-    most = free = 0
-    for unit in reversed([*units]):
-        most = max(most, unit.activation_bytes - free)
-        free += unit.activation_bytes
-    return most
+    def _max_passing_bytes(self) -> int:
+        """Of one sample: a model's backward begins with as much for a unit's gradients as the unit
+        keeps, and has freed what those behind it kept. Elsewhere gradients arrive, and count as
+        what is on the wire; what a unit takes beyond what it keeps does not.
+        """
+        begins = not self.leaving_bytes
+        most = free = 0
+        for unit in reversed(self.units):
+            kept, passing = unit.activation_bytes, unit.passing_bytes or 0
+            taken = max(kept, passing) if begins else passing - kept
+            most = max(most, taken - free)
+            free += kept
+        return most
 
 
 def _parts(plan: Plan, profile: Profile, name: str) -> Iterator[_StageMemory]:

@@ -89,4 +89,5 @@ def _join(units: Sequence[Unit]) -> Unit:
         activation_bytes=sum(unit.activation_bytes for unit in units),
         flops=sum(unit.flops for unit in units),
         trainable_bytes=sum(unit.trained_bytes for unit in units),
+        passing_bytes=max(unit.passing_bytes or 0 for unit in units),
     )

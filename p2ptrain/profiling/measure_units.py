@@ -150,12 +150,19 @@ def measure_units(
             room = _MemoryRoom(description, memory_bytes, whole=1, mark=mark, device=device)
             timing = time_units(room.chain, batch_sizes, limits(room), clock)
     saved, largest = room.chain.saved_bytes, max(room.chain.saved_bytes)
+
+    def passing(number: int) -> int | None:
+        made = [
+            (size, of[number] - saved[size][number]) for size, of in room.chain.made_bytes.items()
+        ]
+        return max((max(math.ceil(more / size), 0) for size, more in made), default=None)
+
     has_backward = [not description.is_forward_only(u) for u in range(len(description.units))]
     return UnitMeasurements(
         input_bytes=_bytes_per_sample(description.crossing(0, "train"), description.longest),
         target_bytes=_bytes_per_sample(description.targets, description.longest),
         units=tuple(
-            _unit(description, number, math.ceil(saved[largest][number] / largest))
+            _unit(description, number, saved[largest][number] / largest, passing(number))
             for number in range(len(description.units))
         ),
         times=TimeTable(
@@ -257,7 +264,9 @@ class _MemoryRoom:
         return [saved * batch / known for saved in self.chain.saved_bytes[known]]
 
 
-def _unit(description: ModelDescription, number: int, activation_bytes: int) -> Unit:
+def _unit(
+    description: ModelDescription, number: int, activation_bytes: float, passing_bytes: int | None
+) -> Unit:
     last = number == len(description.units) - 1
     crossing = () if last else description.crossing(number + 1, "train")
     by_name = description.tensors_by_name
@@ -267,7 +276,8 @@ def _unit(description: ModelDescription, number: int, activation_bytes: int) -> 
         parameter_bytes=sum(t.nbytes for t in held if t.kind is TensorKind.PARAMETER),
         trainable_bytes=sum(t.nbytes for t in held if t.trainable),
         output_bytes=_bytes_per_sample(crossing, description.longest),
-        activation_bytes=activation_bytes,
+        activation_bytes=math.ceil(activation_bytes),
+        passing_bytes=passing_bytes,
         flops=description.units[number].flops,
     )
 

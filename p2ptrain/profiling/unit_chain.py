@@ -8,16 +8,20 @@ cannot hold the whole model each unit is made when its turn comes, and forgotten
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
 from p2ptrain.model.graph.description import ModelDescription, TensorDescription
 from p2ptrain.model.graph.values import ValueDescription
+from p2ptrain.model.stage.memory_ledger import tensors_in
 from p2ptrain.model.stage.stage import Stage
 
 _KEY = 0
@@ -43,6 +47,41 @@ def unmarked(_unit: int) -> None:
     """Ignore where it is."""
 
 
+class _MadeValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what operators have made that is still there.
+
+    Attributes:
+        peak_bytes: the most of it at once.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._alive: dict[int, tuple[StorageWeakRef, int]] = {}
+        self.peak_bytes = 0
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """torch would load its compiler for it: a second, and 100 MiB."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        known = {_address(tensor) for tensor in tensors_in(args)}
+        self._alive = {k: one for k, one in self._alive.items() if not one[0].expired()}  # type: ignore[no-untyped-call]
+        for tensor in tensors_in(result):
+            if _address(tensor) not in known:
+                storage = tensor.untyped_storage()
+                reference = StorageWeakRef(storage)  # type: ignore[no-untyped-call]
+                self._alive[_address(tensor)] = reference, storage.nbytes()
+        self.peak_bytes = max(self.peak_bytes, sum(size for _, size in self._alive.values()))
+        return result
+
+    def leave(self, addresses: Iterable[int]) -> None:
+        """The next unit has these: they are no longer this one's."""
+        for address in addresses:
+            self._alive.pop(address, None)
+
+
 class UnitChain:
     """Runs the units of `description`; a `timing.UnitRunner`.
 
@@ -61,6 +100,8 @@ class UnitChain:
         saved_bytes: batch size -> bytes kept by each unit. What shares memory counts once, what
             crosses a cut with the unit before it, where that has a backward; parameters and buffers
             are not counted.
+        made_bytes: batch size -> what each unit's forward, and the first part of a split backward,
+            have made, at most at once; of the same passes, on the host.
         values: what the next unit takes.
     """
 
@@ -89,6 +130,8 @@ class UnitChain:
         self._targets: list[Tensor] = []
         self._gradients: list[Tensor | None] = []
         self.saved_bytes: dict[int, list[int]] = {}
+        self.made_bytes: dict[int, dict[int, int]] = {}
+        self._made: dict[int, _MadeValues] = {}  # from a unit's counted forward to its backward
         self._counted: set[int] = set()  # what crosses to the next unit and is counted already
 
     @property
@@ -114,6 +157,7 @@ class UnitChain:
             self._inside = self._device.copy_in(self._deviates)
         if not apart:
             self._touch(batch)
+        self._made = {}
         self._draw(batch)
 
     def begin_whole(self, batch: int) -> None:
@@ -203,7 +247,11 @@ class UnitChain:
     def backward_inputs(self, unit: int) -> None:
         """As `backward`, of a split pass: the first part."""
         self._mark(unit)
-        self._gradients = self._stages[unit].backward_inputs(_KEY, self._gradients)
+        made = self._made.pop(unit, None)
+        with made or nullcontext():
+            self._gradients = self._stages[unit].backward_inputs(_KEY, self._gradients)
+        if made is not None:
+            self.made_bytes.setdefault(self._batch, {})[unit] = made.peak_bytes
 
     def backward_weights(self, unit: int) -> None:
         """The second part; it must follow the unit's first at once."""
@@ -215,6 +263,7 @@ class UnitChain:
             self.saved_bytes.pop(self._batch, None)
         self._stages.clear()
         self._state.clear()
+        self._made = {}
         self._whole, self.values, self._targets, self._gradients = None, [], [], []
         self._device.release_cached()
 
@@ -226,7 +275,8 @@ class UnitChain:
     def _forward(self, unit: int) -> None:
         uses_targets = self._description.target_uses(unit, unit + 1, "train")
         targets = self._targets if uses_targets else []
-        self.values = self._stages[unit].forward(_KEY, self.values, targets, split=self._split)
+        with self._made.get(unit) or nullcontext():
+            self.values = self._stages[unit].forward(_KEY, self.values, targets, split=self._split)
         if self._apart:
             self._gradients = self._made_up_gradients(unit)
 
@@ -248,6 +298,8 @@ class UnitChain:
             self._counted = set()
         entering = {_address(value) for value in self.values} if unit else set()
         saved: dict[int, int] = {}
+        if self._device.is_host:
+            self._made[unit] = _MadeValues()
         with self._counting(saved):
             self._forward(unit)
         new = {address: size for address, size in saved.items() if address not in self._counted}
@@ -256,6 +308,8 @@ class UnitChain:
             keeper = unit if self._description.is_forward_only(unit - 1) else unit - 1
             known[keeper] += sum(size for address, size in new.items() if address in entering)
         leaving = {_address(value) for value in self.values}
+        if unit in self._made:
+            self._made[unit].leave(leaving - saved.keys())
         self._counted = leaving.intersection(self._counted.union(saved))
 
     @contextmanager

@@ -126,6 +126,7 @@ class Unit:
         activation_bytes: what is kept for the backward.
         flops: to be shown; nothing is computed from it.
         trainable_bytes: of those of its parameters that take gradients; None: all of them do.
+        passing_bytes: what its forward or backward takes for a moment beside what is kept.
     """
 
     former_keys: ClassVar = frozenset({"compression"})
@@ -137,6 +138,7 @@ class Unit:
     flops: Whole = 0
     spatial: Spatial | None = None
     trainable_bytes: Whole | None = None
+    passing_bytes: Whole | None = None
 
     def __post_init__(self) -> None:
         if self.trained_bytes > self.parameter_bytes:

@@ -148,6 +148,26 @@ def test_a_frozen_front_keeps_less_than_the_same_front_in_training() -> None:
     assert chain.saved_bytes[4][0] == 0
 
 
+def test_what_is_made_and_not_kept_is_counted_beside_what_is() -> None:
+    """The last of 7 positions is read: the scores of all are made, and twice in the backward."""
+
+    class Last(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.front, self.scores = nn.Linear(4, 8), nn.Linear(8, 1000, bias=False)
+            self.scores.requires_grad_(False)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.scores(self.front(x))[:, -1, :10]  # type: ignore[no-any-return]
+
+    example = torch.randn(4, 7, 4), torch.zeros(4, dtype=torch.int64)
+    description = capture(Last(), cross_entropy, example, evaluation=False).description
+    result = measure_units(description, batch_sizes=[4], budget_seconds=0.0, clock=ticking())
+    scores = 4 * 7 * 1000
+    assert max(unit.passing_bytes for unit in result.units) == pytest.approx(2 * scores, rel=0.2)
+    assert sum(unit.activation_bytes for unit in result.units) < scores
+
+
 @pytest.mark.parametrize("split", [False, True])
 def test_warming_up_counts_nothing(split: bool) -> None:
     plain, warm = UnitChain(described("cnn")), UnitChain(described("cnn"))

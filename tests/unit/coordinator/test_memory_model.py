@@ -22,6 +22,7 @@ from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.profile import Profile
 from p2ptrain.process.memory_budget import PROCESS_BYTES
 from p2ptrain.recovery.rebuild_plan import replay_log_bytes
 from p2ptrain.recovery.recovery_settings import HOME
@@ -68,8 +69,16 @@ def measured(*units: tuple[int, int, int]) -> dict[str, Any]:
     }
 
 
+def with_passing(profile: Profile, passing: Sequence[int]) -> Profile:
+    """Whose units take so many bytes for a moment; () = none."""
+    given = zip(profile.units, passing or [0] * len(profile.units), strict=True)
+    units = tuple(replace(unit, passing_bytes=bytes_) for unit, bytes_ in given)
+    return replace(profile, units=units)
+
+
 def planned(
     *stages: dict[str, Any],
+    passing: Sequence[int] = (),
     asked: JobPlanRequest | None = None,
     memory_bytes: Mapping[str, int] | None = None,
 ) -> Plan:
@@ -81,6 +90,7 @@ def planned(
     names = [device["name"] for stage in stages for device in stage["devices"]]
     plan = _plan(stages, names)
     profile = to_profile(measured((1200, 50, 100), (600, 30, 60), (24, 0, 20)), request())
+    profile = with_passing(profile, passing)
     memory = dict.fromkeys(names, 0) if memory_bytes is None else memory_bytes
     budgets = {name: MemoryBudgets(bytes_) for name, bytes_ in memory.items()}
     return with_full_memory(plan, profile, asked or request(), "x", budgets)
@@ -104,9 +114,9 @@ def _plan(stages: Sequence[dict[str, Any]], names: Sequence[str]) -> Plan:
     )
 
 
-def extras(*stages: dict[str, Any]) -> dict[str, int]:
+def extras(*stages: dict[str, Any], passing: Sequence[int] = ()) -> dict[str, int]:
     """By device what `planned` adds to the planners' 5000 bytes and those of a process."""
-    peaks = planned(*stages).predicted.peak_bytes
+    peaks = planned(*stages, passing=passing).predicted.peak_bytes
     return {name: peak - 5000 - PROCESS_BYTES for name, peak in peaks.items()}
 
 
@@ -177,12 +187,26 @@ def test_a_backward_takes_gradients_as_large_as_what_a_unit_keeps() -> None:
     }
 
 
-def _needed(kept: Sequence[int]) -> int:
+def test_what_a_unit_takes_for_a_moment_counts_where_it_is_more_than_what_it_keeps() -> None:
+    """T5's scores of all words, of which the loss reads one position: made, and never kept."""
+    none, scores = _needed((100, 10)), _needed((100, 10), passing=(0, 700))
+    assert scores - none == 4 * (700 - (100 - 10))
+    assert _needed((100, 10), passing=(100, 10)) == none
+    first = {"units": [0, 2], "devices": [{"name": "x", "share": 4}], "warmup": 3}
+    last = {"units": [2, 3], "devices": [{"name": "y", "share": 4}], "warmup": 1}
+    more = {
+        name: bytes_ - extras(first, last)[name]
+        for name, bytes_ in extras(first, last, passing=(0, 300, 0)).items()
+    }
+    assert more == {"x": 4 * (300 - 60), "y": 0}, "gradients that arrive are counted on the wire"
+
+
+def _needed(kept: Sequence[int], passing: Sequence[int] = ()) -> int:
     """By a device alone with units that keep so much."""
     stage = {"units": [0, len(kept)], "devices": [{"name": "x", "share": 4}], "warmup": 1}
     plan = _plan([stage], ["x"])
     units = measured(*[(0, 0, size) for size in kept])
-    profile = to_profile(units, request())
+    profile = with_passing(to_profile(units, request()), passing)
     memory = {"x": MemoryBudgets()}
     return with_full_memory(plan, profile, request(), "x", memory).predicted.peak_bytes["x"]
 
