@@ -3,28 +3,22 @@
 Stages that use one tensor (tied weights) apply the same update to their copies of it: the sum of
 the gradients of all its uses. In plain torch each micro-batch's is added up from the last use to
 the first, and then to `.grad`. So it goes from the last stage that uses the tensor to the one
-before and on to the first, its owner, whose `.grad` is plain torch's to the last bit. At the end of
-the round the owner sends it to the others:
+before and on to the first, whose `.grad` is plain torch's to the last bit. At the end of the round
+the first sends it to the others:
 
-    stage 0 (owner)          stage 2           stage 3
+    stage 0                  stage 2           stage 3
        |<----- tied:0 ---------|<---- tied:0 -----|      each micro-batch
-       |------ summed:0 ------>|----------------->|      once a round
+       |------ sums:0 -------->|----------------->|      once a round
 
 A large tensor (CHAIN_LIMIT_BYTES) would fill the wire, and a group adds in an order of its own
-anyway. Then each stage sends the owner its sum, once a round. Of a group its all-reduce comes
-before, its leader sends and sums, and every device receives the sum.
-
-    stage 0 (owner)          stage 2           stage 3
-       |<------ sums:2 --------|                  |
-       |<------ sums:3 ---------------------------|
-       |------ summed:0 ------>|----------------->|
+anyway. Then each stage sends the others its sum, once a round, and all add them from the last
+stage's to the first's. Of a group its all-reduce comes before, and its leader sends.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
@@ -44,7 +38,7 @@ from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.process.memory_budget import available_memory_bytes
 from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.sample_division import divisions
-from p2ptrain.runtime.io.tensor_receiver import StreamContents, TensorReceiver
+from p2ptrain.runtime.io.tensor_receiver import TensorReceiver, gradient_contents
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS, Credits
 
 EVALUATION_PIECES_AHEAD = 2
@@ -54,36 +48,6 @@ CHAIN_LIMIT_BYTES = 16 << 20
 
 FREE_MEMORY_SECONDS = 1.0
 """A look takes about 0.3 ms: nothing beside a round of a second, a tenth of the shortest."""
-
-
-@dataclass(frozen=True, slots=True)
-class TiedWeights:
-    """What one stage shares with others.
-
-    Attributes:
-        owned: other stage -> names (sorted) it shares and this stage, the first user, owns.
-        borrowed: owning stage -> names (sorted) that this stage also uses.
-    """
-
-    owned: Mapping[int, tuple[str, ...]]
-    borrowed: Mapping[int, tuple[str, ...]]
-
-    @staticmethod
-    def of(stage: int, users: Mapping[str, Sequence[int]]) -> TiedWeights:
-        """From the stages that use each shared name, ascending."""
-        owned: dict[int, list[str]] = {}
-        borrowed: dict[int, list[str]] = {}
-        for name in sorted(users):
-            owner, *others = users[name]
-            if stage == owner:
-                for other in others:
-                    owned.setdefault(other, []).append(name)
-            elif stage in others:
-                borrowed.setdefault(owner, []).append(name)
-        return TiedWeights(
-            {other: tuple(names) for other, names in owned.items()},
-            {owner: tuple(names) for owner, names in borrowed.items()},
-        )
 
 
 class FreeMemoryGauge:
@@ -115,7 +79,8 @@ class LiveStageSender:
         self._index = index
         self._stage = stage
         self._description = description
-        self._ties = TiedWeights.of(index, shared_tensors(assignment, description))
+        self._users = shared_tensors(assignment, description)
+        self._tied = [name for name in sorted(self._users) if index in self._users[name]]
         self._chained = frozenset(tied_chains(assignment, description))
         self._shell = shell
         self._place = assignment.stages[index]
@@ -125,8 +90,7 @@ class LiveStageSender:
         self._answers = gradients_come_back(assignment, description, index - 1)
         self._credits: dict[str, Credits] = {}
         self._free_memory = FreeMemoryGauge()
-        self._sums: dict[int, TensorReceiver] = {}
-        self._summed: dict[int, TensorReceiver] = {}
+        self._sums: dict[int, TensorReceiver] = {}  # by stage that gives some, the last first
         self._connect()
 
     # -- StageSender ------------------------------------------------------------------------------
@@ -180,17 +144,19 @@ class LiveStageSender:
 
     async def exchange_gradients(self, order: RoundOrder) -> bool:
         """Sum tied gradients; see the picture above."""
-        if not self._ties.owned and not self._ties.borrowed:
+        if not self._tied:
             return False
         piece = MicroBatchSlice.whole(MicroBatchKey(order.round.index, 0), RoundMode.TRAIN, 1)
         if self._leads:
             await self._reach("ties.send.before", order.round.step)
-            await self._exchange_as_leader(piece)
-        for owner, names in self._received.items():
-            gathered = await self._summed[owner].take(piece.key)
+            for other in range(self._last + 1):
+                await self._give_sums(other, piece)
+        given: dict[int, Mapping[str, Value]] = {}
+        for other, receiver in self._sums.items():
+            sums = (await receiver.take(piece.key)).join()
             await self._reach("ties.receive.after", order.round.step)
-            replace = partial(self._replace, names, gathered.join())
-            await self._shell.compute.run((0,), replace)
+            given[other] = dict(zip(self._given(other, self._index), sums, strict=True))
+        await self._shell.compute.run((0,), partial(self._add, given))
         return True
 
     async def send_norms(self, order: RoundOrder) -> None:
@@ -217,7 +183,7 @@ class LiveStageSender:
     def _owned_names(self) -> list[str]:
         """Trainable parameters whose norm this stage reports: not those an earlier stage owns."""
         place = self._assignment.stages[self._index]
-        borrowed = {name for names in self._ties.borrowed.values() for name in names}
+        borrowed = {name for name in self._tied if self._users[name][0] != self._index}
         names = self._description.trainable_names(place.first, place.end)
         return [name for name in names if name not in borrowed]
 
@@ -228,21 +194,13 @@ class LiveStageSender:
             for after in self._assignment.stages[self._index + 1].devices:
                 self._credits[after] = Credits(EVALUATION_PIECES_AHEAD)
                 router.connect_credits(stream, self._credits[after], after)
-        for other, names in self._ties.owned.items() if self._leads else ():
-            if summed := self._summed_names(names):
-                self._sums[other] = self._tied_receiver(summed, f"sums:{other}", other)
-        for owner, names in self._received.items():
-            self._summed[owner] = self._tied_receiver(names, f"summed:{owner}", owner)
+        for other in range(self._last, -1, -1):
+            if names := self._given(other, self._index):
+                self._sums[other] = self._tied_receiver(names, f"sums:{other}", other)
 
     def _tied_receiver(self, names: Sequence[str], flow: str, other: int) -> TensorReceiver:
         parameters = self._stage.parameters()
-        expected = [(parameters[n].dtype, tuple(parameters[n].shape)) for n in names]
-        contents = StreamContents(
-            flow,
-            lambda _mode, _size: expected,
-            lambda _mode: [None] * len(expected),
-            optional=True,
-        )
+        contents = gradient_contents(flow, [parameters[name] for name in names])
         leader = self._assignment.stages[other].leader
         sources = (SampleRange(leader, 0, 1),)
         receiver = TensorReceiver(contents, lambda _number, _size: sources, capacity=2, largest=1)
@@ -253,91 +211,48 @@ class LiveStageSender:
     def _leads(self) -> bool:
         return self._place.leader == self._shell.mesh.self_id
 
-    @property
-    def _received(self) -> Mapping[int, tuple[str, ...]]:
-        """Owning stage -> the names whose sums its leader sends to this device."""
-        if self._leads or not self._ties.owned:
-            return self._ties.borrowed
-        return {**self._ties.borrowed, self._index: self._owned_ties}
+    def _given(self, giver: int, taker: int) -> list[str]:
+        """Tied tensors whose sums one stage sends to another."""
+        return [
+            name
+            for name, users in sorted(self._users.items())
+            if giver != taker and giver in users and taker in users
+            if name not in self._chained or giver == users[0]
+        ]
 
-    @property
-    def _owned_ties(self) -> tuple[str, ...]:
-        return tuple(sorted({name for names in self._ties.owned.values() for name in names}))
+    async def _give_sums(self, stage: int, piece: MicroBatchSlice) -> None:
+        names = self._given(self._index, stage)
+        if not names:
+            return
+        sums = await self._shell.compute.run((0,), partial(self._gradients, names))
+        stream, send = self._stream(stage, f"sums:{self._index}"), self._shell.router.send_values
+        for device in self._assignment.stages[stage].devices:
+            if device == self._shell.mesh.self_id:  # no copy on the way; each stage clips its own
+                sums = [None if total is None else total.clone() for total in sums]
+            await send(device, stream, piece, sums, PartKind.GRADIENT, Priority.COLLECTIVE)
 
-    async def _exchange_as_leader(self, piece: MicroBatchSlice) -> None:
-        for owner, names in self._ties.borrowed.items():
-            if summed := self._summed_names(names):
-                sums = await self._shell.compute.run((0,), partial(self._gradients, summed))
-                leader = self._assignment.stages[owner].leader
-                stream = self._stream(owner, f"sums:{self._index}")
-                await self._send_sums(leader, stream, piece, sums)
-        if self._sums:
-            await self._merge(piece)
-        for other, names in self._ties.owned.items():
-            for device in self._assignment.stages[other].devices:
-                await self._send_total(device, other, piece, names)
-        for device in self._place.devices[1:] if self._ties.owned else ():
-            await self._send_total(device, self._index, piece, self._owned_ties)
-
-    async def _send_total(
-        self, device: str, stage: int, piece: MicroBatchSlice, names: Sequence[str]
-    ) -> None:
-        totals = await self._shell.compute.run((0,), partial(self._gradients, names))
-        if device == self._shell.mesh.self_id:  # not copied on its way; each stage clips its own
-            totals = await self._shell.compute.run((0,), lambda: _copies(totals))
-        stream = self._stream(stage, f"summed:{self._index}")
-        await self._send_sums(device, stream, piece, totals)
-
-    async def _send_sums(
-        self, device: str, stream: StreamId, piece: MicroBatchSlice, values: Sequence[Value]
-    ) -> None:
-        send = self._shell.router.send_values
-        await send(device, stream, piece, values, PartKind.GRADIENT, Priority.COLLECTIVE)
-
-    def _gradient(self, name: str) -> Tensor | None:
-        gradient: Tensor | None = self._stage.parameters()[name].grad
-        return gradient
+    def _add(self, given: Mapping[int, Mapping[str, Value]]) -> None:
+        """Put the sums over all stages in place. For the compute thread."""
+        for name in self._tied:
+            parts = {stage: sums[name] for stage, sums in given.items() if name in sums}
+            if parts:
+                (parts[self._index],) = self._gradients([name])
+                total = cross_stage_gradients.merge(parts[p] for p in sorted(parts, reverse=True))
+                inside = None if total is None else self._stage.device.copy_in(total)
+                self._stage.parameters()[name].grad = inside
 
     def _gradients(self, names: Iterable[str]) -> list[Tensor | None]:
         """In host memory. For the compute thread."""
-        return self._on_host(map(self._gradient, names))
-
-    def _summed_names(self, names: Iterable[str]) -> list[str]:
-        """Those whose gradients are summed by stage."""
-        return [name for name in names if name not in self._chained]
+        return self._on_host(self._stage.parameters()[name].grad for name in names)
 
     def _on_host(self, gradients: Iterable[Tensor | None]) -> list[Tensor | None]:
         """For the compute thread."""
         return self._stage.device.fetched([*gradients])
 
-    async def _merge(self, piece: MicroBatchSlice) -> None:
-        """Sum what this stage owns, the last stage's first."""
-        own = self._summed_names(self._owned_ties)
-        mine = await self._shell.compute.run((0,), partial(self._gradients, own))
-        parts = {name: [gradient] for name, gradient in zip(own, mine, strict=True)}
-        for other in sorted(self._sums):
-            sums = (await self._sums[other].take(piece.key)).join()
-            for name, total in zip(self._summed_names(self._ties.owned[other]), sums, strict=True):
-                parts[name].insert(0, total)
-
-        def merge() -> None:
-            for name, uses in parts.items():
-                self._put(name, cross_stage_gradients.merge(uses))
-
-        await self._shell.compute.run((0,), merge)
-
-    def _replace(self, names: Sequence[str], sums: Sequence[Value]) -> None:
-        for name, total in zip(names, sums, strict=True):
-            assert total is None or isinstance(total, Tensor)
-            self._put(name, total)
-
-    def _put(self, name: str, total: Tensor | None) -> None:
-        inside = None if total is None else self._stage.device.copy_in(total)
-        self._stage.parameters()[name].grad = inside
-
     def _norms(self) -> list[float | None]:
         """Of the owned gradients. For the compute thread, which waits for the device."""
-        owned = {name: self._gradient(name) for name in self._owned_names()}
+        parameters = self._stage.parameters()
+        owned = {name: parameters[name].grad for name in self._owned_names()}
         found = cross_stage_gradients.tensor_norms(owned)
         norms = dict(zip(found, self._on_host(found.values()), strict=True))
         return [None if (norm := norms.get(name)) is None else norm.item() for name in owned]
@@ -352,10 +267,6 @@ class LiveStageSender:
 
     def _stream(self, stage: int, flow: str) -> StreamId:
         return StreamId(self._assignment.key, stage, flow)
-
-
-def _copies(gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-    return [None if gradient is None else gradient.clone() for gradient in gradients]
 
 
 def tied_chains(

@@ -27,7 +27,7 @@ from p2ptrain.runtime.io.tensor_receiver import (
     TensorReceiver,
     contents_at_cut,
     expected_of,
-    one_gradient,
+    gradient_contents,
 )
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
@@ -259,7 +259,7 @@ class StageIoBuilder:
             flow, place = f"tied:{number}", users.index(self._index)
             later, earlier = None, None
             if place + 1 < len(users):
-                contents = one_gradient(self._description.tensors_by_name[name])
+                contents = gradient_contents(flow, [self._description.tensors_by_name[name]])
                 later = self._receiver(flow, contents, self._divisions[users[place + 1]], capacity)
             if place:
                 before = users[place - 1]

@@ -18,22 +18,39 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 from torch import Tensor
 
+from p2ptrain.devices.interface import Arrived
 from p2ptrain.job.rounds import RoundMode
-from p2ptrain.messages.assignment import Assignment
+from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, SampleRange, StreamId
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.message import PartKind, Priority
 from p2ptrain.runtime.io.sample_division import SampleDivision
-from p2ptrain.runtime.io.tensor_receiver import Expected, StreamContents, TensorReceiver
+from p2ptrain.runtime.io.tensor_receiver import TensorReceiver, gradient_contents
 from p2ptrain.runtime.io.tensor_router import TensorRouter
+from p2ptrain.runtime.stage_io import OutputQueues
 
 FLOW = "mini-batch gradients"
+
+Gradients: TypeAlias = Sequence[Tensor | None]
+
+
+class _OtherDevices(SampleDivision):
+    """Each of them gets all that this device has."""
+
+    def __init__(self, place: StageAssignment, me: str) -> None:
+        super().__init__(place)
+        self.devices = tuple(device for device in place.devices if device != me)
+
+    def overlaps(self, micro_batch: int, size: int, own: SampleRange) -> tuple[SampleRange, ...]:
+        """All samples, for every one of them."""
+        return tuple(replace(own, device=device) for device in self.devices)
 
 
 class GradientExchange:
@@ -47,23 +64,14 @@ class GradientExchange:
         self._me = me
         self._router = router
         self._stream = StreamId(assignment.key, index, FLOW)
-        others = [device for device in place.devices if device != me]
+        others = _OtherDevices(place, me)
+        trained = [p for p in stage.parameters().values() if p.requires_grad]
+        contents = gradient_contents(f"gradients of mini-batches of stage {index}", trained)
         # a device is ahead of another by what is under way in the stage, at most
-        self._queues: Mapping[
-            str, asyncio.Queue[tuple[MicroBatchSlice, Sequence[Tensor | None]]]
-        ] = {device: asyncio.Queue(place.warmup) for device in others}
-        expected: list[Expected] = [
-            (p.dtype, tuple(p.shape)) for p in stage.parameters().values() if p.requires_grad
-        ]
-        contents = StreamContents(
-            f"gradients of mini-batches of stage {index}",
-            lambda _mode, _size: expected,
-            lambda _mode: [None] * len(expected),
-            optional=True,
-        )
-        capacity = 2 * place.warmup + len(others)
+        self._queues = OutputQueues(others, contents.dimensions, self._send, capacity=place.warmup)
+        capacity = 2 * place.warmup + len(others.devices)
         self._receiver = TensorReceiver(contents, self._sources, capacity=capacity, largest=1)
-        router.connect_tensors(self._stream, self._receiver, others)
+        router.connect_tensors(self._stream, self._receiver, others.devices)
 
     def is_own(self, number: int) -> bool:
         """Whether this device takes a mini-batch."""
@@ -81,8 +89,7 @@ class GradientExchange:
 
     async def put(self, key: MicroBatchKey, gradients: Sequence[Tensor | None]) -> None:
         """Send the others the gradients of a mini-batch of this device."""
-        for queue in self._queues.values():
-            await queue.put((MicroBatchSlice.whole(key, RoundMode.TRAIN, 1), gradients))
+        await self._queues.put(MicroBatchSlice.whole(key, RoundMode.TRAIN, 1), Arrived(gradients))
 
     async def take(self, key: MicroBatchKey) -> Sequence[Tensor | None]:
         """Wait for what another device's mini-batch gives."""
@@ -90,26 +97,16 @@ class GradientExchange:
 
     async def run(self) -> None:
         """Send until cancelled. Raises LinkClosed."""
-        async with asyncio.TaskGroup() as group:
-            for device, queue in self._queues.items():
-                group.create_task(self._run(device, queue))
+        await self._queues.run()
 
-    async def _run(
-        self, device: str, queue: asyncio.Queue[tuple[MicroBatchSlice, Sequence[Tensor | None]]]
-    ) -> None:
-        send = self._router.send_values
-        while True:
-            piece, gradients = await queue.get()
-            kinds = (PartKind.GRADIENT, Priority.COLLECTIVE)
-            await send(device, self._stream, piece, gradients, *kinds)
-            del gradients  # not kept while the queue is empty
+    async def _send(self, device: str, piece: MicroBatchSlice, gradients: Gradients) -> None:
+        kinds = (PartKind.GRADIENT, Priority.COLLECTIVE)
+        await self._router.send_values(device, self._stream, piece, gradients, *kinds)
 
     def _sources(self, number: int, size: int) -> Sequence[SampleRange]:
         owner = self._owner(number)
         return () if owner == self._me else (SampleRange(owner, 0, size),)
 
-
-Gradients: TypeAlias = Sequence[Tensor | None]
 
 Make: TypeAlias = Callable[[RoundOrder, Gradients], Awaitable[None]]
 """Makes the update of a mini-batch with its gradients, and reports it."""

@@ -15,7 +15,7 @@ from time import monotonic, perf_counter
 from typing import Any, Protocol, TypeAlias
 
 import torch
-from torch import dtype
+from torch import Tensor, dtype
 
 from p2ptrain.aio.mailbox import Mailbox
 from p2ptrain.devices.processor import HOST
@@ -352,12 +352,13 @@ def contents_at_cut(description: ModelDescription, boundary: int, name: str) -> 
     return StreamContents(name, expected, dimensions)
 
 
-def one_gradient(tensor: TensorDescription) -> StreamContents:
-    """Gradients of a tensor of the model's state."""
-    expected = ((tensor.dtype, tensor.shape),)
-    return StreamContents(
-        f"gradients of {tensor.name}", lambda *_: expected, lambda _: [None], optional=True
-    )
+def gradient_contents(
+    name: str, parameters: Sequence[Tensor | TensorDescription]
+) -> StreamContents:
+    """Gradients of these, or sums of them, whatever the samples."""
+    expected = [(parameter.dtype, tuple(parameter.shape)) for parameter in parameters]
+    count = len(expected)
+    return StreamContents(name, lambda *_: expected, lambda _: [None] * count, optional=True)
 
 
 def expected_of(value: ValueDescription, size: int, *lengths: int) -> Expected:
