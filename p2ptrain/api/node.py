@@ -105,8 +105,8 @@ class Node:
         interfaces: names or addresses to use; all usable ones by default.
         port: to listen on; any free one by default.
         state_dir: folder of this device's identity and trusted devices.
-        memory_bytes: what p2ptrain may use of the memory that it computes in (the host's, or a
-            card's own); by default what is available.
+        memory_bytes: what p2ptrain may use of this device's memory, and as much of a card's own;
+            by default what is available.
         threads: torch's threads.
         device: what to compute on, as on the command line (`p2ptrain.devices.request`). "auto"
             takes an accelerator that computes right and faster than the processor.
@@ -261,8 +261,6 @@ class Node:
         device = self._chosen.device
         if not device.is_host:
             info = {**self._config.info, "device": device.title[:MOST_TITLE_CHARACTERS]}
-            if not device.is_in_host_memory:  # what is set is for the card's own
-                info["memory_bytes"] = usable_memory_bytes()
             self._config = dataclasses.replace(self._config, info=info)
             self._mesh = NetworkMesh(self._config, self._notify)
 

@@ -275,8 +275,8 @@ def add_node(parser: argparse.ArgumentParser) -> None:
         "--memory",
         metavar="SIZE",
         type=size_bytes,
-        help="memory that p2ptrain may use where it computes, such as 2GiB: this device's, or a "
-        "graphics card's own (default: measured)",
+        help="memory that p2ptrain may use, such as 2GiB: of this device's, and of a graphics "
+        "card's own as much again (default: most of what is free)",
     )
     group.add_argument(
         "--threads",

@@ -33,8 +33,7 @@ class JobMemory:
 
     Args:
         compute: on what a job computes here; it may change.
-        memory_bytes: what p2ptrain may use of the memory that it computes in, or None: what is
-            available.
+        memory_bytes: what p2ptrain may use of each memory, or None: what is available.
         ceiling: memory that jobs may take here.
     """
 
@@ -120,9 +119,10 @@ class JobMemory:
 
     def _budgets(self, free_bytes: int, share: float) -> MemoryBudgets:
         found = device_budgets(self._compute.device, free_bytes, share)
-        if self._memory_bytes is None:
+        most = self._memory_bytes
+        if most is None:
             return found
-        return replace(found, compute_bytes=min(self._memory_bytes, found.compute_bytes))
+        return found.at_most(MemoryBudgets(most, most if found.has_two else None))
 
 
 def device_budgets(device: ComputeDevice, free_bytes: int, share: float) -> MemoryBudgets:

@@ -99,8 +99,8 @@ class MemoryShortage:
 
     def text(self, name: str, needed: MemoryBudgets) -> str:
         """`reason`, and what to do."""
-        limit = "" if self.in_host else " allow more with --memory,"
-        return f"{self.reason(name, needed)}. Free some there,{limit} or give it fewer layers"
+        advice = "Free some there, allow more with --memory, or give it fewer layers"
+        return f"{self.reason(name, needed)}. {advice}"
 
     def reason(self, name: str, needed: MemoryBudgets) -> str:
         """Which memory of the device is short, and by how much."""

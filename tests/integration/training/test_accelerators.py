@@ -29,6 +29,7 @@ from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.plan.types.weight_versions import Weights
 from p2ptrain.process.memory_budget import PROCESS_BYTES
+from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.worker.job_memory import JobMemory
 from tests.integration.training.delayed import by_formula, cut_of, delayed_job, options
@@ -244,9 +245,8 @@ async def test_a_card_without_memory_in_the_middle_is_planned_around() -> None:
 
 async def test_a_card_without_memory_from_the_start_leaves_the_job_to_its_processor() -> None:
     job, wanted = momentum_job(), undisturbed(momentum_job())
-    async with accelerated(2, "b") as (household, compute):
-        twin = compute["b"]
-        twin.others_bytes = twin.memory().total_bytes - 1000
+    twin, unmeasured = TwinDevice(total_bytes=1000), ProfileCache(None)
+    async with devices(2, compute={"b": twin}, profiles=unmeasured) as household:
         await household.holder_run(job, one_stage_each(2)).run()
         assert_undisturbed(household, job, wanted)
         assert _reasons(household) == ["start"]
@@ -254,17 +254,19 @@ async def test_a_card_without_memory_from_the_start_leaves_the_job_to_its_proces
     ((who, text),) = household.warned
     assert who == "b"
     assert "does not compute this model, the CPU does: 850 bytes of its memory are left" in text
+    twin.assert_empty()
 
 
-class _SmallHost(JobMemory):
-    """Of a member whose host has few bytes beside its card.
+class _SmallMemories(JobMemory):
+    """Of a member whose host, or whose card, has few bytes.
 
     Attributes:
-        host_bytes: that jobs may take of them.
+        card_bytes: that jobs may take of the card's.
+        host_bytes: that they may take of the host's.
         left_bytes: as many from the moment a part is made ready.
     """
 
-    host_bytes = 1 << 40
+    card_bytes = host_bytes = 1 << 40
     left_bytes: int | None = None
 
     def short_of(self, needed: MemoryBudgets, *, engaged: bool) -> MemoryShortage | None:
@@ -272,13 +274,14 @@ class _SmallHost(JobMemory):
         return super().short_of(needed, engaged=engaged)
 
     def _budgets(self, free_bytes: int, share: float) -> MemoryBudgets:
-        return super()._budgets(min(free_bytes, self.host_bytes), share)
+        found = super()._budgets(min(free_bytes, self.host_bytes), share)
+        return replace(found, compute_bytes=min(found.compute_bytes, self.card_bytes))
 
 
-def _memory_of(household: Devices, name: str, card_bytes: int | None = None) -> _SmallHost:
-    """In place of what the member has; `card_bytes` is its `--memory`."""
+def _memory_of(household: Devices, name: str) -> _SmallMemories:
+    """In place of what the member has."""
     member = household.members[name]
-    member.service.measures.memory = small = _SmallHost(member.compute, card_bytes, None)
+    member.service.measures.memory = small = _SmallMemories(member.compute, None, None)
     return small
 
 
@@ -302,7 +305,9 @@ async def test_the_memory_that_is_small_decides_how_much_a_device_gets(small: st
     job, wanted = _wide_job(), undisturbed(_wide_job(), 4)
     async with accelerated(2, "b") as (household, _):
         household.members["a"].compute.share = 0.1  # so that b would get most layers
-        memory = _memory_of(household, "b", 6 << 20 if small == "card" else None)
+        memory = _memory_of(household, "b")
+        if small == "card":
+            memory.card_bytes = 6 << 20
         few_bytes = PROCESS_BYTES + (5 << 19)  # of a layer's state, and no other one's
         if small == "host":
             memory.host_bytes = few_bytes

@@ -170,7 +170,12 @@ async def test_what_was_taken_before_the_offer_is_no_part_of_it(
 
 @pytest.mark.parametrize(
     ("card_mib", "host_mib", "fixed_mib", "offered"),
-    [(1000, 2000, None, (850, 1600)), (4000, 1000, None, (3400, 800)), (4000, 20, 500, (500, 16))],
+    [
+        (1000, 2000, None, (850, 1600)),
+        (4000, 1000, None, (3400, 800)),
+        (4000, 20, 500, (500, 16)),
+        (4000, 2000, 500, (500, 500)),
+    ],
 )
 async def test_an_accelerator_offers_both_memories(
     monkeypatch: pytest.MonkeyPatch,
@@ -179,8 +184,7 @@ async def test_an_accelerator_offers_both_memories(
     fixed_mib: int | None,
     offered: tuple[int, int],
 ) -> None:
-    """Of each, less once other programs have taken of it; what is set is for the one it computes
-    in."""
+    """Of each, less once other programs have taken of it, and never more than what is set."""
     machine = Machine(monkeypatch)
     machine.free = host_mib * MIB
     card = TwinDevice(total_bytes=card_mib * MIB)
@@ -201,7 +205,7 @@ async def test_an_accelerator_offers_both_memories(
             assert memory.short_of(MemoryBudgets(200 * MIB, host_bytes), engaged=True) is None
             more = MemoryBudgets(201 * MIB, host_bytes)
             assert memory.short_of(more, engaged=True) == MemoryShortage(left)
-        more = MemoryBudgets(0, machine.free + 1)
+        more = MemoryBudgets(0, min(machine.free, (fixed_mib or host_mib) * MIB) + 1)
         assert memory.short_of(more, engaged=True) == MemoryShortage(left, in_host=True)
         machine.others_take(host_mib * 9 // 10)
         left = replace(left, host_bytes=machine.free * 8 // 10)
