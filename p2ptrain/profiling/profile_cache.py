@@ -20,6 +20,7 @@ import torch
 
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
+from p2ptrain.devices.request import MACHINE_VARIABLE
 from p2ptrain.errors import TrainingError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -263,6 +264,8 @@ def _key(digest: str, batch_sizes: Sequence[int], device: ComputeDevice) -> str:
     computes = str(torch.get_num_threads())
     if not device.is_host:
         computes = hashlib.sha256(device.kind.encode()).hexdigest()[:16]
+    if MACHINE_VARIABLE in os.environ:  # others here take of the cores: measured while they do
+        computes += "-shared"
     return f"{digest[:32]}-{computes}-{sizes}"
 
 

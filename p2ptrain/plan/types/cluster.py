@@ -93,7 +93,8 @@ class ClusterDevice:
             that model what the runtime does use them.
         compute: with what; devices of one kind compute the same bits, and only they share a stage.
         machine: where several devices are one machine's, what they have in common: they share its
-            network interface, and what goes between them occupies none.
+            network interface, and what goes between them occupies none. They share its cores too:
+            in their times, which are measured while all of them are busy.
     """
 
     name: Name

@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.devices.processor import HOST
+from p2ptrain.devices.request import MACHINE_VARIABLE
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.plan.types.cluster import REFERENCE
@@ -101,6 +102,19 @@ async def test_an_accelerator_s_profile_is_kept_by_its_kind(
     assert on_host.pop("passing_bytes"), "counted on the host alone"
     assert on_card == on_host, "it keeps as much for the backward"
     assert found[0]["wall_by_cpu"] == 1.0
+
+
+async def test_what_was_measured_alone_does_not_count_where_members_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cache, compute = ProfileCache(None, AT_ONCE), ComputeThread()
+    with counted(monkeypatch) as made:
+        for machine in ("", "one", "another"):
+            if machine:
+                monkeypatch.setenv(MACHINE_VARIABLE, machine)
+            await measure(described(), [1, 2], compute, cache, 10**9)
+    await compute.close()
+    assert len(made) == 2
 
 
 @lru_cache
