@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from typing import Any
 
-from p2ptrain.holder.snapshots.full_snapshots import CheckpointSnapshots, FullSnapshots
+from p2ptrain.holder.snapshots.full_snapshots import FullSnapshots
 from p2ptrain.holder.start.journal import FIRST_GENERATION, Journal, JournalEntry
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.recovery.choose_version import FullSnapshot
@@ -22,8 +22,6 @@ class JobRecord:
     Attributes:
         journal: where what happens is put down.
         in_force: the plan that the job runs by, or an earlier process left; None before the first.
-        has_first_weights: whether the weights that the job began with are here, as they were.
-        written: checkpoints of this process; None where none are written.
         whole: copies of all stages in this process's memory; None where none are made.
         since: when this process began, by `time.monotonic`.
         reported: what was reported before this process began.
@@ -34,16 +32,22 @@ class JobRecord:
         entry: JournalEntry,
         journal: Journal,
         *,
-        has_first_weights: bool,
+        held: Callable[[], Collection[Version]],
+        writes: bool,
         since: float,
         settings: RecoverySettings = HOME,
     ) -> None:
-        """`entry`: the job, new or found in a journal."""
+        """Begin with a job that is new, or found in a journal.
+
+        Args:
+            held: the versions that this device has all of.
+            writes: whether checkpoints are written.
+        """
         self.journal = journal
         self._settings = settings
         self.in_force = entry.in_force
-        self.has_first_weights = has_first_weights
-        self.written: CheckpointSnapshots | None = None
+        self._held = held
+        self._writes = writes
         self.whole: FullSnapshots | None = None
         self.since = since
         self.reported = entry.reported
@@ -82,13 +86,12 @@ class JobRecord:
             device: own id.
             round_seconds: as measured; None = there is nothing yet but the plan's word.
         """
-        written = [] if self.written is None else [*self.written.versions]
-        written += [] if self.whole is None else self.whole.versions
         # A user who writes checkpoints wants to resume from them, however long it takes; and to
         # the beginning rather than to nothing, where none can be read.
-        found = [FullSnapshot(version, device, StateKind.GLOBAL) for version in written]
-        if self.has_first_weights:
-            most = None if self.written is not None else self._most_replayed(round_seconds)
+        held = self._held()
+        found = [FullSnapshot(v, device, StateKind.GLOBAL) for v in held if v != self._first]
+        if self._first in held:
+            most = None if self._writes else self._most_replayed(round_seconds)
             found.append(FullSnapshot(self._first, device, StateKind.INITIAL, most))
         return tuple(found)
 

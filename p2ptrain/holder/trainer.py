@@ -78,10 +78,10 @@ from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.not_finite import MicroBatchNotFinite
 from p2ptrain.runtime.stage_sender import tied_changes
 from p2ptrain.state.checkpoint_files import Checkpoint
-from p2ptrain.state.checksums import Digest
-from p2ptrain.state.fetch import state_check, version_source
+from p2ptrain.state.fetch import state_check
+from p2ptrain.state.snapshot_store import StoredTensors
 from p2ptrain.state.transfer_client import Known
-from p2ptrain.state.transfer_server import STAGE, in_memory
+from p2ptrain.state.transfer_server import STAGE, version_source
 
 log = get_logger(__name__)
 
@@ -355,9 +355,8 @@ class JobTrainer:
         model = description.to_bytes()
         self._device.known.know_own(description, prepared.job.batch_size)
         if started.has_first_weights:
-            first = version_source(Version(prepared.first_step, 0))
-            source = in_memory(prepared.slice_state)
-            self._device.states.hold(self._id, first, source, self._frozen_digests)
+            first = Version(prepared.first_step, 0)
+            self._device.states.hold(self._id, first, self._first_weights)
         self._mesh.route(EXPLAIN, self._explain)
         self._mesh.route(ROUND_PICTURE, self._show_rounds)
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
@@ -370,8 +369,9 @@ class JobTrainer:
             is_private=self._options.private,
         )
 
-    def _frozen_digests(self, _first: int, _end: int) -> Mapping[str, Digest]:
-        return {name: digest for name, (_, digest) in self._frozen.items()}
+    async def _first_weights(self, first: int, end: int) -> StoredTensors:
+        digests = {name: digest for name, (_, digest) in self._frozen.items()}
+        return StoredTensors.whole(end, self._prepared.slice_state(first, end), digests)
 
     def _trained_on(self) -> tuple[str, ...]:
         """Devices of the plan in force, or of the one that an earlier process left."""
@@ -440,11 +440,12 @@ class JobTrainer:
         self._frozen = await run_in_background(prepared.frozen)
         record = JobRecord(
             *(entry, self._journal),
-            has_first_weights=started.has_first_weights,
+            held=partial(states.held, self._id),
+            writes=self._options.checkpoint is not None,
             since=self._since,
             settings=self._settings,
         )
-        self._weights = TrainedWeights(prepared, states, record, self._reports, self._elsewhere)
+        self._weights = TrainedWeights(prepared, states, self._reports, self._elsewhere)
         whole = record.whole = self._whole_copies()
         driver = self._running = JobDriver(
             self._mesh,
@@ -476,8 +477,8 @@ class JobTrainer:
                 self._weights.progress,
                 self._warn,
             )
-            record.written = CheckpointSnapshots(states, self._id, prepared, self._warn)
-            checkpointer.on_written = record.written.take
+            written = CheckpointSnapshots(states, self._id, prepared, self._warn)
+            checkpointer.on_written = written.take
             driver.copies.readers.append(partial(self._checkpointed, checkpointer))
         if whole is not None:
             driver.copies.readers.append(lambda: whole.reading)

@@ -15,16 +15,15 @@ class StateKey(FrameFields):
     """Units [first, end) of a state that a device offers.
 
     Attributes:
-        key: the job, and the generation that is prepared.
-        source: the state's name on the device that offers it.
-        reading: a number of the reader's: it may read one state twice at once.
+        key: the job, and the generation that is prepared, where the state is on its way there for
+            it; 0 = none, and what is not here is not waited for.
+        source: the state's name.
     """
 
     key: Annotated[GenerationKey, Flat()]
     source: Id
     first: Count
     end: Count
-    reading: Count = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,12 @@ class RangeRequest(FrameFields):
     """Tensors [first, end) of the manifest, or bytes [begin, stop) of one.
 
     Attributes:
+        manifest: its CRC-32.
         plain: uncompressed, since it is read beside training.
         again: what came was damaged: look whether it is whole there.
     """
 
+    manifest: Count
     first: Annotated[Count, Key("from")]
     end: Annotated[Count, Key("to")]
     begin: Count | None = None

@@ -1,4 +1,4 @@
-"""How a device gets the units that its stages begin a generation with (`relay` for groups).
+"""How a device gets the units that its stages begin a generation with (`served_state` for groups).
 
 Each tensor is checked against this device's own model description.
 """
@@ -6,6 +6,7 @@ Each tensor is checked against this device's own model description.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -17,17 +18,11 @@ from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import state_layout, trained_parameters
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.recovery.fetch_plan import Fetch
-from p2ptrain.recovery.version import Version
-from p2ptrain.state.relay import HOP_SECONDS
+from p2ptrain.state.served_state import HOP_SECONDS
 from p2ptrain.state.transfer_client import Known, TransferClient, TransferredState, TransferRequest
-from p2ptrain.state.transfer_server import RELAY, Check, TransferServer
+from p2ptrain.state.transfer_server import Check, TransferServer, version_source
 
 log = get_logger(__name__)
-
-
-def version_source(version: Version) -> str:
-    """What a state of that version is asked for as."""
-    return f"version:{version.step}:{version.computed}"
 
 
 class SourceFailed(PeerError):
@@ -68,16 +63,16 @@ async def fetch_units(
     key, place = assignment.key, _place_of(assignment, wanted)
     number = place.devices.index(mesh.self_id)
     hands_on = number + 1 < len(place.devices)
-    relay = states.relays.get(key, wanted.first, wanted.end) if hands_on else None
-    reading = TransferClient(mesh, check, relay, known=known, arrived=arrived)
+    onward = states.arriving.get(key, wanted.first, wanted.end) if hands_on else None
+    reading = TransferClient(mesh, check, onward, known=known, arrived=arrived)
     source = version_source(assignment.version)
     units = (wanted.first, wanted.end)
     tries = [TransferRequest(wanted.peer, key.job, source, *units)]
     if wanted.relayed:
-        timeout = max(number, 1) * hop_seconds
-        tries = [TransferRequest(wanted.peer, key.job, RELAY, *units, timeout, key.generation)]
-        if assignment.holder != mesh.self_id:
-            tries.append(TransferRequest(assignment.holder, key.job, source, *units))
+        timeout_seconds = max(number, 1) * hop_seconds
+        arriving = replace(tries[0], timeout_seconds=timeout_seconds, generation=key.generation)
+        others = assignment.holder != mesh.self_id
+        tries = [arriving, *(replace(one, peer=assignment.holder) for one in tries if others)]
     why: Exception | None = None
     for request in tries:
         try:

@@ -7,7 +7,7 @@ of units, of which any part can be read, so that stages may be cut elsewhere lat
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from torch import Tensor
@@ -15,21 +15,15 @@ from torch import Tensor
 from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.mutated_state import unchanging_names
-from p2ptrain.model.wire.tensor_codec import like
+from p2ptrain.model.wire.tensor_codec import copy_into, like
 from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
-from p2ptrain.state.checksums import Digest
+from p2ptrain.state.checksums import ChecksumMismatch, Digest, find_damaged
 
 Named: TypeAlias = Mapping[str, Tensor]
 """Tensors by `model:` and `optimizer:` names."""
 
-_AT_HAND = (
-    StateKind.FETCHED,
-    StateKind.KEPT,
-    StateKind.REPLICA,
-    StateKind.GLOBAL,
-    StateKind.INITIAL,
-)
+_AT_HAND = (StateKind.FETCHED, StateKind.KEPT, StateKind.REPLICA)
 """Where the same is here more than once: what may be trained on itself goes first."""
 
 Place: TypeAlias = tuple[StateKind, int, int]
@@ -38,23 +32,49 @@ Place: TypeAlias = tuple[StateKind, int, int]
 
 @dataclass(frozen=True, slots=True)
 class StoredTensors:
-    """Tensors of some units at one version.
+    """Tensors of the units before `end`, at one version.
 
     Attributes:
-        end: the first unit that is not among them any more.
         digests: of the tensors, as far as they were taken.
+        stays: names of those that must not be trained on.
     """
 
     end: int
-    kind: StateKind
     tensors: Named
     digests: Mapping[str, Digest]
+    stays: frozenset[str] = frozenset()
 
+    @classmethod
+    def whole(
+        cls, end: int, tensors: Named, digests: Mapping[str, Digest] | None = None
+    ) -> StoredTensors:
+        """Of a copy of the whole model, which stays as it is."""
+        return cls(end, tensors, digests or {}, frozenset(tensors))
 
-@dataclass(frozen=True, slots=True)
-class _StoredEntry:
-    tensors: Named
-    digests: Mapping[str, Digest]
+    def joined(self, part: StoredTensors) -> StoredTensors:
+        """With the tensors of the units behind these; of what both have, these count."""
+        new = {name: t for name, t in part.tensors.items() if name not in self.tensors}
+        digests = {name: part.digests[name] for name in new if name in part.digests}
+        return StoredTensors(
+            part.end,
+            {**self.tensors, **new},
+            {**self.digests, **digests},
+            self.stays | part.stays.intersection(new),
+        )
+
+    def own(self) -> dict[str, Tensor]:
+        """The same, to be trained on: what must stay is copied. For the compute thread.
+
+        Raises:
+            ChecksumMismatch: some have changed since their digests were taken.
+        """
+        wrong = find_damaged(self.tensors, self.digests)
+        if wrong:
+            raise ChecksumMismatch(f"{', '.join(wrong[:3])} changed in memory")
+        return {
+            name: copy_into(None, tensor) if name in self.stays else tensor
+            for name, tensor in self.tensors.items()
+        }
 
 
 class SnapshotStore:
@@ -71,7 +91,7 @@ class SnapshotStore:
         self.unchanging = frozenset(f"model:{name}" for name in unchanging_names(description))
         self.unchanging_digests: dict[str, Digest] = {}
         self._description = description
-        self._entries: dict[StateEntry, _StoredEntry] = {}
+        self._entries: dict[StateEntry, StoredTensors] = {}
         self._reserved: frozenset[Place] = frozenset()
         self._spare: dict[Place, Named] = {}  # of released snapshots
 
@@ -97,8 +117,10 @@ class SnapshotStore:
         lacking = self.lacking(first, end, tensors)
         if lacking or kind is StateKind.LIVE:
             raise InternalError(f"{kind} copy of layers {first} to {end} lacks {lacking[:3]}")
-        self._entries[StateEntry(first, end, version, kind)] = _StoredEntry(
-            dict(tensors), dict(digests)
+        # what was fetched is this device's own, and what never changes is trained by none
+        stays = frozenset() if kind is StateKind.FETCHED else tensors.keys() - self.unchanging
+        self._entries[StateEntry(first, end, version, kind)] = StoredTensors(
+            end, dict(tensors), dict(digests), frozenset(stays)
         )
         self._note(digests)
         # What has not changed came from an older copy, which may have been forgotten meanwhile.
@@ -120,21 +142,17 @@ class SnapshotStore:
         stored, stop = self._entries[entry], min(end, entry.end)
         tensors = tensors_of_units(self._description, stored.tensors, first, stop)
         digests = {name: stored.digests[name] for name in tensors if name in stored.digests}
-        return StoredTensors(stop, entry.kind, tensors, digests)
+        return StoredTensors(stop, tensors, digests, stored.stays.intersection(tensors))
 
     def of(self, entry: StateEntry) -> StoredTensors | None:
         """What is here of an entry, if it is."""
-        stored = self._entries.get(entry)
-        if stored is None:
-            return None
-        return StoredTensors(entry.end, entry.kind, stored.tensors, stored.digests)
+        return self._entries.get(entry)
 
     def seal(self, entry: StateEntry, part: StoredTensors, digests: Mapping[str, Digest]) -> bool:
         """Know these digests of `part`; False where it is not what is here any more."""
-        stored = self._entries.get(entry)
-        if stored is None or stored.tensors is not part.tensors:
+        if self._entries.get(entry) is not part:
             return False
-        self._entries[entry] = _StoredEntry(stored.tensors, dict(digests))
+        self._entries[entry] = replace(part, digests=dict(digests))
         self._note(digests)
         return True
 

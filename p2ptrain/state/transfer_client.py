@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import count
 from typing import Any, TypeAlias
 from zlib import crc32
 
@@ -38,7 +37,7 @@ from p2ptrain.state.checksums import (
     read_digest,
     split_digests,
 )
-from p2ptrain.state.relay import StateRelay
+from p2ptrain.state.served_state import ServedState
 from p2ptrain.state.transfer_server import Check
 
 log = get_logger(__name__)
@@ -50,8 +49,6 @@ RANGE_TENSORS = 32
 READS_IN_FLIGHT = 3
 
 READ_TIMEOUT_SECONDS = 300.0
-
-_numbers = count(1)
 
 Pace: TypeAlias = Callable[[int], Awaitable[None]]
 """Awaited before each read with the bytes that have to be read still, its own included."""
@@ -74,7 +71,7 @@ class TransferRequest:
 
     Attributes:
         timeout_seconds: for the manifest, and for each range.
-        generation: of the plan that is prepared; sent to a device that hands on what it reads.
+        generation: of the plan that is prepared, where the state is on its way there for it.
         priority: of the tensors' bytes.
         range_bytes: most of the next read that is not one chunk; asked before each.
         reads_in_flight: at once.
@@ -91,10 +88,10 @@ class TransferRequest:
     range_bytes: Callable[[], int] = _range_bytes
     reads_in_flight: int = READS_IN_FLIGHT
 
-    def fields(self, reading: int = 0) -> dict[str, Any]:
-        """As frame fields; `reading` is its number."""
+    def fields(self) -> dict[str, Any]:
+        """As frame fields."""
         key = GenerationKey(self.job, self.generation)
-        return StateKey(key, self.source, self.first, self.end, reading).fields()
+        return StateKey(key, self.source, self.first, self.end).fields()
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +124,7 @@ class TransferClient:
         self,
         mesh: Mesh,
         check: Check,
-        onward: StateRelay | None = None,
+        onward: ServedState | None = None,
         *,
         known: Known | None = None,
         slot: Mapping[str, Tensor] | None = None,
@@ -144,7 +141,6 @@ class TransferClient:
             pace: when the next read may begin.
             arrived: called with the bytes of each read.
         """
-        self._number = next(_numbers)
         self._mesh = mesh
         self._check = check
         self._onward = onward
@@ -152,6 +148,7 @@ class TransferClient:
         self._slot = slot or {}
         self._pace = pace
         self._reported = arrived
+        self._manifest = 0
         self._entries: list[_ManifestEntry] | None = None
         self._tensors: dict[str, Tensor] = {}
         self._digests: dict[str, Digest] = {}
@@ -162,25 +159,17 @@ class TransferClient:
         self._open(await self.ask_manifest(request))
         missing = self._missing(request.range_bytes)
         left_bytes = sum(entry.unpacking.part_bytes for entry in self._absent())
-        held = next(missing)
-
-        async def read(span: _TransferRange) -> None:
-            nonlocal left_bytes
-            await self._pace(left_bytes)
-            left_bytes -= span.nbytes
-            await self._read_span(request, span)
 
         async def read_some() -> None:
-            nonlocal held
-            for following in missing:
-                span, held = held, following
-                await read(span)
+            nonlocal left_bytes
+            for span in missing:
+                await self._pace(left_bytes)
+                left_bytes -= span.nbytes
+                await self._read_span(request, span)
 
-        # The last range is read alone: it shows the server that the manifest has served.
         async with task_scope() as group:
             for _ in range(request.reads_in_flight):
                 group.create_task(read_some())
-        await read(held)
 
     def state(self) -> TransferredState:
         """Everything, in the order of the manifest, once `read_from` has returned."""
@@ -192,18 +181,19 @@ class TransferClient:
     # -- the manifest ----------------------------------------------------------------------------
 
     async def ask_manifest(self, request: TransferRequest) -> list[_ManifestEntry]:
-        """What the server has of what is wanted."""
+        """What the server has of what is wanted; the reads that follow are of this manifest."""
         for is_last in (False, True):
             waited_for = request.priority is Priority.BULK
             reply = await self._mesh.call(
                 request.peer,
-                Message(STATE_MANIFEST, request.fields(self._number)),
+                Message(STATE_MANIFEST, request.fields()),
                 timeout_seconds=request.timeout_seconds,
                 priority=Priority.TENSOR if waited_for else request.priority,
                 reply_parts=limited(LARGE.most_bytes),
             )
             blob = part_of(reply)
-            if crc32(blob) == ManifestReply.read(reply.fields).digest:
+            self._manifest = crc32(blob)
+            if self._manifest == ManifestReply.read(reply.fields).digest:
                 return await read_beside(self._read_manifest, blob)
             self._complain(request.peer, "the manifest", give_up=is_last)
         raise AssertionError("unreachable")
@@ -243,16 +233,10 @@ class TransferClient:
         return [entry for entry in self._entries or () if entry.name not in self._tensors]
 
     def _missing(self, range_bytes: Callable[[], int]) -> Iterator[_TransferRange]:
-        """Ends with the span at which a server knows that it has served."""
-        entries = self._entries or []
         absent = {entry.name for entry in self._absent()}
+        entries = self._entries or ()
         sizes = [e.unpacking.part_bytes if e.name in absent else None for e in entries]
-        span = None
-        for span in spans_of(sizes, range_bytes):
-            if not self._has(span):
-                yield span
-        if span is None or span.end < len(entries) or self._has(span):
-            yield _TransferRange(len(entries), len(entries), 0)
+        return (span for span in spans_of(sizes, range_bytes) if not self._has(span))
 
     def _has(self, span: _TransferRange) -> bool:
         """Whether it is a piece that has come, of a tensor that is not whole yet."""
@@ -267,12 +251,12 @@ class TransferClient:
     async def _read_span(self, request: TransferRequest, span: _TransferRange) -> None:
         entries = (self._entries or [])[span.first : span.end]
         buffers = [entry.unpacking.buffer[span.bytes_of(entry)] for entry in entries]
-        state = request.fields(self._number)
         plain = request.priority is Priority.REPLICA
         for is_last in (False, True):
+            wanted = span.request(self._manifest, plain, is_last)
             reply = await self._mesh.call(
                 request.peer,
-                Message(STATE_READ, {**state, **span.request(plain, is_last).fields()}),
+                Message(STATE_READ, {**request.fields(), **wanted.fields()}),
                 timeout_seconds=request.timeout_seconds,
                 priority=request.priority,
                 reply_parts=partial(_exactly, buffers),
@@ -288,8 +272,6 @@ class TransferClient:
             if wrong is None:
                 break
             self._complain(request.peer, wrong, give_up=is_last)
-            # the server may have taken this range for the last one
-            await self.ask_manifest(request)
         self._reported(span.nbytes)
         self._hand_on(span, entries)
 
@@ -346,9 +328,9 @@ class _TransferRange:
     def bytes_of(self, entry: _ManifestEntry) -> slice:
         return self.piece or slice(0, entry.unpacking.part_bytes)
 
-    def request(self, plain: bool, again: bool) -> RangeRequest:
+    def request(self, manifest: int, plain: bool, again: bool) -> RangeRequest:
         piece = self.piece or slice(None)
-        return RangeRequest(self.first, self.end, piece.start, piece.stop, plain, again)
+        return RangeRequest(manifest, self.first, self.end, piece.start, piece.stop, plain, again)
 
 
 def _exactly(

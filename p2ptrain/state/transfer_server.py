@@ -1,17 +1,18 @@
 """Moves named tensors from one device to another: the side that has them.
 
     reader                                    server
-      |-- state.manifest {source, units,         |   which tensors, with their wire forms
-      |                   number of the reading} ->|
+      |-- state.manifest {source, units} ------->|   which tensors, with their wire forms
       |<--- [[name, meta, digest], ...] ---------|   (digest: where the server knows it already)
-      |-- state.read {from, to} ---------------->|   several at once, to keep the link full
+      |-- state.read {manifest, from, to} ------>|   several at once, to keep the link full
       |<------- parts, their checksums ----------|
 
-A server is the data holder, or a device that hands on what it is reading itself (`relay`): it
-answers as soon as it has something. A tensor too large for one answer travels as ranges of whole
-chunks, `state.read {from, to, begin, stop}`. A reader that is in no hurry asks for it `plain`, that
-is, without trying compression. If data does not fit its checksums, a reader asks once more and says
-so (`again`); the server then checks its own memory.
+What a state is made of may lie in several places of this device: in the stages that were trained
+here, in snapshots, in what was fetched, in whole copies at the holder. `read` puts it together, for
+this device as for others; what is only arriving can be read too (`served_state`). A tensor too
+large for one answer travels as ranges of whole chunks, `state.read {from, to, begin, stop}`. A
+reader that is in no hurry asks for it `plain`, that is, without trying compression. If data does
+not fit its checksums, a reader asks once more and says so (`again`); the server then checks its own
+memory.
 
 Names are `model:<state name>` and `optimizer:<parameter name>.<slot>`. A reader knows dtype and
 shape of every model tensor from its description and refuses others; an optimizer slot has its
@@ -20,58 +21,36 @@ parameter's shape or is a scalar.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeAlias
 from zlib import crc32
 
 import torch
-from torch import Tensor
 
-from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import PeerError, ProtocolError
-from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
-from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.messages.transfers import ManifestReply, RangeRequest, StateKey
-from p2ptrain.model.wire.tensor_codec import PackedTensor, copy_into, pack
 from p2ptrain.net import cbor
-from p2ptrain.net.message import Fields, Message, PartKind
-from p2ptrain.state.checksums import (
-    CHUNK_BYTES,
-    ChecksumMismatch,
-    Digest,
-    chunks,
-    digest_of,
-    digests_beside,
-)
-from p2ptrain.state.relay import Entries, StateRelay, StateRelays
-from p2ptrain.state.snapshot_store import Named
+from p2ptrain.net.message import Message, PartKind
+from p2ptrain.recovery.version import Version
+from p2ptrain.state.checksums import CHUNK_BYTES, Digest, chunks, digests_beside
+from p2ptrain.state.served_state import ArrivingStates, ServedState
+from p2ptrain.state.snapshot_store import StoredTensors
 
-log = get_logger(__name__)
+Source: TypeAlias = Callable[[str, int, int], Awaitable[StoredTensors | None]]
+"""(state, first unit, end unit) -> of these as many from the first on as lie together; None = it
+has not the first. Raises PeerError where they cannot be read."""
 
-Source: TypeAlias = Callable[[int, int], Awaitable[Named]]
-"""(first unit, end unit) -> the tensors by name; raises PeerError where they cannot be read."""
-
-After: TypeAlias = Callable[[], Awaitable[None]]
-"""What a reader waits for; raises PeerError where it will not come."""
+WholeCopy: TypeAlias = Callable[[int, int], Awaitable[StoredTensors]]
+"""(first unit, end unit) -> their tensors; raises PeerError where they cannot be read."""
 
 Check: TypeAlias = Callable[[str], tuple[torch.dtype, tuple[int, ...]]]
 """Name -> the dtype and shape it must have; raises ProtocolError for an unknown name."""
 
-KnownDigests: TypeAlias = Callable[[int, int], Mapping[str, Digest]]
-"""(first unit, end unit) -> digests by name, of those tensors whose digest was taken before."""
-
-_Key: TypeAlias = tuple[str, str, str, int, int, int]
-"""(job, source, reader, number of its reading, first unit, end unit)."""
-
-OPENED_LIMIT = 256
-"""States that one device has opened and not read to the end; it reads a few at a time."""
-
-RELAY = "relay"
-"""The source that a device of a group offers to the next one while a generation is prepared."""
+OPENED_LIMIT = 32
+"""States that are open for their readers; another one is looked up again at each read."""
 
 STAGE = "stage"
 """What a stage has now, its optimizer's part included."""
@@ -83,209 +62,142 @@ AVERAGES = "averages"
 """The averages of the weights alone, where they are kept."""
 
 
-async def at_once() -> None:
-    """Nothing to wait for."""
+def version_source(version: Version) -> str:
+    """What a state of that version is asked for as."""
+    return f"version:{version.step}:{version.computed}"
 
 
-def in_memory(tensors: Callable[[int, int], Named]) -> Source:
-    """Of tensors that are there already."""
-
-    async def source(first: int, end: int) -> Named:
-        return tensors(first, end)
-
-    return source
-
-
-def none_known(first: int, end: int) -> Mapping[str, Digest]:
-    """Of tensors that change: their checksums are taken as they leave."""
-    return {}
-
-
-def nothing() -> None:
-    """No one to notify."""
-
-
-@dataclass(frozen=True, slots=True)
-class _OfferedState:
-    tensors: Source
-    after: After
-    digests: KnownDigests
-    on_damage: Callable[[], None]
-
-
-class _Packed:
-    """A state that is here."""
-
-    def __init__(
-        self, named: Named, digests: Mapping[str, Digest], on_damage: Callable[[], None]
-    ) -> None:
-        self.digests = digests
-        self._on_damage = on_damage
-        self._tensors: list[tuple[str, PackedTensor]] = [(n, pack(t)) for n, t in named.items()]
-
-    async def entries(self) -> Entries:
-        return [(name, tensor.meta) for name, tensor in self._tensors]
-
-    async def parts(self, first: int, end: int) -> Sequence[memoryview]:
-        return [tensor.part for _, tensor in self._tensors[first:end]]
-
-    async def look(self, first: int, end: int) -> None:
-        for name, tensor in self._tensors[first:end]:
-            known = self.digests.get(name)
-            if (
-                known is not None
-                and await run_in_background(partial(digest_of, tensor.part)) != known
-            ):
-                log.error("damaged_in_memory", tensor=name)
-                self._on_damage()
-                raise ChecksumMismatch(f"{name} has changed in this device's memory")
-
-    def served(self) -> None:
-        self._tensors = []
+def version_of(source: str) -> Version | None:
+    """The version that is asked for so; None = it is no version."""
+    match source.split(":"):
+        case ["version", step, computed] if step.isdecimal() and computed.isdecimal():
+            return Version(int(step), int(computed))
+    return None
 
 
 class TransferServer:
-    """Serves named tensors of this device to the members of a job.
+    """What this device has of jobs, for itself and for the members of each.
 
     Attributes:
-        relays: what this device hands on while it reads it.
+        arriving: what can be read while it arrives.
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        self.relays = StateRelays()
-        self._sources: dict[tuple[str, str], _OfferedState] = {}
-        self._whole: dict[tuple[str, str], _OfferedState] = {}
-        self._opened: dict[_Key, _Opened] = {}
+        self.arriving = ArrivingStates()
+        self._mesh = mesh
+        self._worked_for: tuple[str, Source, Callable[[str], None]] | None = None
+        self._whole: dict[tuple[str, Version], WholeCopy] = {}
+        self._opened: dict[tuple[StateKey, int], ServedState] = {}  # by the manifest's CRC-32 too
         mesh.route(STATE_MANIFEST, self.answer_manifest)
         mesh.route(STATE_READ, self.answer_read)
 
-    def offer(
-        self,
-        job: str,
-        source: str,
-        tensors: Source,
-        after: After = at_once,
-        *,
-        digests: KnownDigests = none_known,
-        on_damage: Callable[[], None] = nothing,
-    ) -> None:
-        """Serve `tensors` under (job, source) until `withdraw`; `after` is awaited each time.
+    def serve(self, job: str, source: Source, on_damage: Callable[[str], None]) -> None:
+        """Read `source` first: it has what this device has as one that works for the job.
 
         Args:
-            digests: what is known of the tensors' digests, which then do not change any more.
-            on_damage: called when data here does not fit such a digest any more.
+            on_damage: called with a state of which something does not fit its digest any more.
         """
-        self._sources[job, source] = _OfferedState(tensors, after, digests, on_damage)
+        self._worked_for = (job, source, on_damage)
+        self.reopen(job)
 
-    def hold(
-        self, job: str, source: str, tensors: Source, digests: KnownDigests = none_known
-    ) -> None:
-        """Have a copy of the whole model, served where nothing else is offered as `source`."""
-        self._whole[job, source] = _OfferedState(tensors, at_once, digests, nothing)
+    def hold(self, job: str, version: Version, whole: WholeCopy) -> None:
+        """Have a copy of the whole model, read where nothing else is here of that version."""
+        self._whole[job, version] = whole
 
-    def let_go(self, job: str, source: str) -> None:
+    def let_go(self, job: str, version: Version) -> None:
         """There is no such copy any more."""
-        self._whole.pop((job, source), None)
+        self._whole.pop((job, version), None)
+        self.reopen(job)
 
-    async def whole(self, job: str, source: str, first: int, end: int) -> Named | None:
-        """Of such a copy the tensors of units [first, end); None where there is none.
-
-        Raises:
-            PeerError: it cannot be read.
-        """
-        whole = self._whole.get((job, source))
-        return None if whole is None else await whole.tensors(first, end)
+    def held(self, job: str) -> tuple[Version, ...]:
+        """Versions of which there are such copies."""
+        return tuple(version for of, version in self._whole if of == job)
 
     def withdraw(self, job: str) -> None:
-        """Serve nothing of this job any more."""
-        self._sources = {k: v for k, v in self._sources.items() if k[0] != job}
+        """The holder has no copy of this job any more."""
         self._whole = {k: v for k, v in self._whole.items() if k[0] != job}
-        self._opened = {k: v for k, v in self._opened.items() if k[0] != job}
+        self.reopen(job)
 
-    def retract(self, job: str, sources: Collection[str]) -> None:
-        """Serve these sources of the job no more."""
-        gone = {(job, source) for source in sources}
-        self._sources = {k: v for k, v in self._sources.items() if k not in gone}
-        self._opened = {k: v for k, v in self._opened.items() if k[:2] not in gone}
+    def reopen(self, job: str) -> None:
+        """What is here has changed: at the next read it is looked up again."""
+        self._opened = {k: v for k, v in self._opened.items() if k[0].key.job != job}
 
-    async def local(self, job: str, source: str, first: int, end: int) -> dict[str, Tensor]:
-        """The same tensors for this device itself, copied; laid out as they are."""
-        named = await self.here(job, source, first, end)
-        return {name: copy_into(None, tensor) for name, tensor in named.items()}
+    async def read(self, job: str, source: str, first: int, end: int) -> StoredTensors:
+        """The tensors of units [first, end) of a state, from wherever they are here.
 
-    async def here(self, job: str, source: str, first: int, end: int) -> Named:
-        """The same tensors themselves."""
-        offer = self._source(job, source)
-        await offer.after()
-        return await offer.tensors(first, end)
+        Raises:
+            PeerError: some are not here.
+        """
+        found = StoredTensors(first, {}, {})
+        while found.end < end:
+            found = found.joined(await self._part(job, source, found.end, end))
+        return found
+
+    async def _part(self, job: str, source: str, first: int, end: int) -> StoredTensors:
+        if self._worked_for is not None and self._worked_for[0] == job:
+            part = await self._worked_for[1](source, first, end)
+            if part is not None:
+                return part
+        version = version_of(source)
+        whole = None if version is None else self._whole.get((job, version))
+        if whole is None:
+            raise PeerError(f"{self._mesh.name} has no state {source!r} of layer {first}")
+        return await whole(first, end)
 
     async def answer_manifest(self, peer: str, message: Message) -> Message:
         """Which tensors there are, in which sizes."""
-        key = self._key(peer, message.fields)
-        served = await self._serve(message.fields, key)
-        entries, digests = await served.entries(), served.digests
-        self._open(key, _Opened(served, tuple(name for name, _ in entries)))
-        blob = cbor.dumps([[name, meta, _listed(digests.get(name))] for name, meta in entries])
+        key = StateKey.read(message.fields)
+        blob = await self._open(key)
         return Message(STATE_MANIFEST, ManifestReply(crc32(blob)).fields(), (memoryview(blob),))
 
-    def _open(self, key: _Key, opened: _Opened) -> None:
-        """Of a device that opens state after state and reads none, the oldest are forgotten."""
-        self._opened.pop(key, None)
-        self._opened[key] = opened
-        theirs = [other for other in self._opened if other[2] == key[2]]
-        if len(theirs) > OPENED_LIMIT:
-            del self._opened[theirs[0]]
+    async def _open(self, key: StateKey) -> bytes:
+        """Look a state up, and keep what was found for its readers; returns the manifest."""
+        served = await self._served(key)
+        entries, digests = await served.entries(), served.digests
+        blob = cbor.dumps([[name, meta, _listed(digests.get(name))] for name, meta in entries])
+        self._opened.pop((key, crc32(blob)), None)
+        self._opened[key, crc32(blob)] = served
+        if len(self._opened) > OPENED_LIMIT:
+            del self._opened[next(iter(self._opened))]
+        return blob
 
     async def answer_read(self, peer: str, message: Message) -> Message:
         """A range of them."""
-        key, wanted = self._key(peer, message.fields), RangeRequest.read(message.fields)
-        opened = self._opened.get(key)
-        if opened is None:
-            raise ProtocolError("state.read without a manifest")
-        first, end = wanted.first, wanted.end
-        if end > len(opened.names):
-            raise ProtocolError(f"tensors {first} to {end} of {len(opened.names)}")
+        key, wanted = StateKey.read(message.fields), RangeRequest.read(message.fields)
+        if (key, wanted.manifest) not in self._opened:
+            await self._open(key)
+        served = self._opened.get((key, wanted.manifest))
+        if served is None:
+            raise PeerError(f"{key.source!r} is not what its manifest said any more")
+        entries, (first, end) = await served.entries(), (wanted.first, wanted.end)
+        if end > len(entries):
+            raise ProtocolError(f"tensors {first} to {end} of {len(entries)}")
         if wanted.again:
-            await opened.served.look(first, end)
-        found = await opened.served.parts(first, end)
+            await served.look(first, end)
+        found = await served.parts(first, end)
         pieces = _pieces(wanted, found)
         parts = tuple(part[piece] for part, piece in zip(found, pieces, strict=True))
-        known = [opened.served.digests.get(name) for name in opened.names[first:end]]
+        known = [served.digests.get(name) for name, _ in entries[first:end]]
         unknown = [part for part, digest in zip(parts, known, strict=True) if digest is None]
         taken = iter(await digests_beside(unknown))
         sums: list[int] = []
         for digest, piece in zip(known, pieces, strict=True):
             sums += next(taken) if digest is None else digest[chunks(piece.start, piece.stop)]
-        is_whole = not pieces or pieces[-1].stop == found[-1].nbytes
-        if end == len(opened.names) and is_whole:
-            self._opened.pop(key, None)
-            opened.served.served()
+        if end == len(entries) and pieces[-1:] and pieces[-1].stop == found[-1].nbytes:
+            self._opened.pop((key, wanted.manifest), None)  # no reader needs it much longer
         kind = PartKind.OPAQUE if wanted.plain else PartKind.WEIGHT
         return Message(STATE_READ, {"digests": sums}, parts, (kind,) * len(parts))
 
-    async def _serve(self, fields: Fields, key: _Key) -> _Packed | StateRelay:
-        job, source, _, _, first, end = key
-        if source == RELAY:
-            return self.relays.get(GenerationKey.read(fields), first, end)
-        named, offer = await self.here(job, source, first, end), self._source(job, source)
-        return _Packed(named, offer.digests(first, end), offer.on_damage)
+    async def _served(self, key: StateKey) -> ServedState:
+        job, units = key.key.job, (key.first, key.end)
+        if key.key.generation:  # the reader knows that it is on its way here
+            return self.arriving.get(key.key, *units)
+        on_damage = partial(self._damaged, job, key.source)
+        return ServedState.whole(await self.read(job, key.source, *units), on_damage)
 
-    def _source(self, job: str, source: str) -> _OfferedState:
-        offer = self._sources.get((job, source)) or self._whole.get((job, source))
-        if offer is None:
-            raise PeerError(f"this device has no state {source!r} of that job")
-        return offer
-
-    @staticmethod
-    def _key(peer: str, fields: Fields) -> _Key:
-        state = StateKey.read(fields)
-        return state.key.job, state.source, peer, state.reading, state.first, state.end
-
-
-@dataclass(frozen=True, slots=True)
-class _Opened:
-    served: _Packed | StateRelay
-    names: Sequence[str]
+    def _damaged(self, job: str, source: str) -> None:
+        if self._worked_for is not None and self._worked_for[0] == job:
+            self._worked_for[2](source)
 
 
 def _pieces(wanted: RangeRequest, parts: Sequence[memoryview]) -> list[slice]:

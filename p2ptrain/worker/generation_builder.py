@@ -43,11 +43,12 @@ from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checksums import ChecksumMismatch, digests_of
 from p2ptrain.state.fetch import SourceFailed, fetch_units, state_check
-from p2ptrain.state.snapshot_store import Named
+from p2ptrain.state.snapshot_store import Named, StoredTensors
 from p2ptrain.state.transfer_client import Known
+from p2ptrain.state.transfer_server import version_source
 from p2ptrain.worker.context import WorkerContext
 from p2ptrain.worker.hosted_stages import HostedStages
-from p2ptrain.worker.job_store import FoundTensors, JobStore
+from p2ptrain.worker.job_store import JobStore
 
 log = get_logger(__name__)
 
@@ -122,7 +123,7 @@ class GenerationBuild:
         """Neither others wait for what was to be handed on, nor anything arrives here."""
         if self._task is not None:
             self._task.cancel()
-        self._around.states.relays.give_up(
+        self._around.states.arriving.give_up(
             self.assignment, self._mesh.self_id, f"{self._mesh.name} {why}"
         )
         if self._built is not None:
@@ -188,7 +189,6 @@ class GenerationBuild:
             came = (t for n, t in state.tensors.items() if n not in known or t is not known[n][0])
             self.moved_bytes += sum(tensor.nbytes for tensor in came)
             versions.put(StateKind.FETCHED, *units, version, state.tensors, state.digests)
-            self._store.offer(version)
             await failpoints.reach("fetch.between", device=self._mesh.self_id)
             self._core.part_fetched(assignment.key.generation, *units, version)
 
@@ -240,9 +240,10 @@ class GenerationBuild:
             await self._built.prepare(parts, await self._spec())
         await failpoints.reach("build.after", device=self._mesh.self_id)
 
-    async def _here(self, place: StageAssignment) -> FoundTensors:
+    async def _here(self, place: StageAssignment) -> StoredTensors:
+        source, job = version_source(self.assignment.version), self.assignment.key.job
         try:
-            return await self._store.find(self.assignment.version, place.first, place.end)
+            return await self._around.states.read(job, source, place.first, place.end)
         except SourceFailed:
             raise
         except PeerError as error:  # this device was to have it

@@ -49,6 +49,7 @@ from p2ptrain.runtime.sync_executor import SyncStageExecutor
 from p2ptrain.runtime.tiled.tiled_executor import TiledStageExecutor
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
 from p2ptrain.state.snapshot_store import Named, Place, SnapshotStore, tensors_of_units
+from p2ptrain.state.transfer_server import AVERAGES, WEIGHTS
 from p2ptrain.worker.stage_io_builder import StageIoBuilder
 
 FetchState: TypeAlias = Callable[[StageAssignment], Awaitable[Mapping[str, Tensor]]]
@@ -113,11 +114,6 @@ class HostedStages:
             return None  # its updates used other versions than the next
         return ReplayWindow(self.assignment.key.generation, self.log.since)
 
-    @property
-    def keeps(self) -> bool:
-        """Whether anything here is copied where a round's order says so."""
-        return any(executor.task.keeps for executor in self.executors.values())
-
     async def copy(self) -> None:
         """Keep a copy of every stage as it is; ask before the first round is ordered."""
         async with asyncio.TaskGroup() as group:
@@ -168,22 +164,16 @@ class HostedStages:
         for executor in self.executors.values():
             await executor.update.settled()
 
-    def state(self, first: int, end: int) -> Mapping[str, Tensor]:
-        """Current tensors of the stage that holds exactly units [first, end)."""
+    def now(self, what: str, first: int, end: int) -> Named:
+        """Current tensors of the stage that holds exactly units [first, end), as `what` says."""
         live = self._executor(first, end).live
-        return live.on_host(live.present())
-
-    def weights(self, first: int, end: int) -> Mapping[str, Tensor]:
-        """As `state`, without the optimizer's part."""
-        live = self._executor(first, end).live
-        state = live.present().items()
-        return live.on_host({name: t for name, t in state if name.startswith("model:")})
-
-    def averages(self, first: int, end: int) -> Mapping[str, Tensor]:
-        """As `state`, of the averages of the weights alone."""
-        live = self._executor(first, end).live
-        averages = live.optimizer.averages().items()
-        return live.on_host({f"optimizer:{name}.{AVERAGE}": tensor for name, tensor in averages})
+        if what == AVERAGES:
+            averages = live.optimizer.averages().items()
+            return live.on_host({f"optimizer:{name}.{AVERAGE}": t for name, t in averages})
+        named = live.present()
+        if what == WEIGHTS:
+            named = {name: t for name, t in named.items() if name.startswith("model:")}
+        return live.on_host(named)
 
     def disconnect(self) -> None:
         """Nothing arrives any more. May be called again."""

@@ -40,8 +40,10 @@ from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS, T
 from p2ptrain.runtime.live_stage import LiveStage
 from p2ptrain.runtime.stage_sender import gradients_come_back, shared_tensors
 from p2ptrain.runtime.sync_executor import SyncStageExecutor
+from p2ptrain.state.snapshot_store import StoredTensors
+from p2ptrain.state.transfer_server import version_source
 from p2ptrain.worker.hosted_stages import HostedStages, built_stage
-from p2ptrain.worker.job_store import FoundTensors, JobStore
+from p2ptrain.worker.job_store import JobStore
 from p2ptrain.worker.stage_io_builder import StageIoBuilder
 
 log = get_logger(__name__)
@@ -143,7 +145,8 @@ class _RebuildRun:
     async def run(self) -> None:
         what = self._what
         try:
-            found = await self._store.find(what.version, what.first, what.end)
+            source, job = version_source(what.version), self._old.key.job
+            found = await self._shell.states.read(job, source, what.first, what.end)
             live = await self._shell.compute.run((0,), partial(self._stage, found))
             connected = self._lines.connect_alone(STEPS_AHEAD)
             ends = _DiscardSender(self._steps)
@@ -162,9 +165,8 @@ class _RebuildRun:
             await self._shell.compute.flush()
         made = live.on_host(live.present())
         versions.put(StateKind.FETCHED, what.first, what.end, what.target, made, {})
-        self._store.offer(what.target)
 
-    def _stage(self, found: FoundTensors) -> LiveStage:
+    def _stage(self, found: StoredTensors) -> LiveStage:
         what, spec = self._what, received(self._old.optimizer)
         place = self._assignment.stages[what.stage]
         at = self._shell.device

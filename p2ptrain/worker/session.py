@@ -65,7 +65,7 @@ class WorkerSession:
         self.alone_since: float | None = None
         self._around = around
         self._booking = Booking(monotonic())
-        self._store = JobStore(job, around.states, around.mesh.name, self._look)
+        self._store = JobStore(job, around.states, self._look)
         self._core = WorkerCore(around.mesh.self_id, self)
         self.replication = SnapshotService(around.mesh, job, self._store, self._core)
         self._digest = ""
@@ -182,8 +182,6 @@ class WorkerSession:
         )
         hosted = self.hosted
         if is_of_running and hosted is not None:
-            if order.keep and hosted.keeps:
-                self._store.offer(Version(step + 1, key.generation))
             await hosted.order(order)
 
     def keep(self, peer: str, versions: tuple[Version, ...]) -> None:
@@ -319,7 +317,6 @@ class WorkerSession:
                 log.warning("update_failed", step=version.step, why=str(error))
                 self._core.torn(generation, first)
             else:
-                self._store.offer(version)
                 self._core.applied(generation, first, version, coefficient)
 
     def _report_progress(self) -> None:

@@ -37,9 +37,9 @@ from p2ptrain.recovery.snapshot_schedule import ReadPacing, ReadRates, paced_sec
 from p2ptrain.recovery.state_report import StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checksums import Digest, digests_of
-from p2ptrain.state.fetch import version_source
 from p2ptrain.state.snapshot_store import Named, SnapshotStore
 from p2ptrain.state.transfer_client import Known, Pace, TransferClient, TransferRequest
+from p2ptrain.state.transfer_server import version_source
 from p2ptrain.worker.hosted_stages import HostedStages
 from p2ptrain.worker.job_store import JobStore
 
@@ -119,7 +119,7 @@ class SnapshotService:
         self._tasks.spawn(self._seal(hosted, stage, entry), f"checksums of stage {stage}")
 
     async def _seal(self, hosted: HostedStages, stage: int, entry: StateEntry) -> None:
-        """Take the copy's checksums, beside the computing, and let others read it."""
+        """Take the copy's checksums, beside the computing."""
         place = {"stage": stage, "step": entry.version.step - 1}
         await failpoints.reach("replica.copied", device=self._mesh.self_id, **place)
         copy = hosted.store.of(entry)
@@ -127,16 +127,14 @@ class SnapshotService:
             return
         digests = await run_in_background(partial(digests_of, copy.tensors))
         if hosted.store.seal(entry, copy, digests):
-            self._store.offer(entry.version)
             self._core.copied(entry.first, entry.end, entry.version)
 
     # -- messages --------------------------------------------------------------------------------
 
     async def _offer(self, peer: str, copy: StageCopy) -> None:
-        try:
-            found = await self._store.find(copy.version, copy.first, copy.end)
-        except PeerError as error:  # dropped since: there is a newer one
-            log.info("copy_not_offered", step=copy.version.step, why=str(error))
+        kept = StateEntry(copy.first, copy.end, copy.version, StateKind.KEPT)
+        found = None if self._store.copies is None else self._store.copies.of(kept)
+        if found is None:  # dropped since: there is a newer one
             return
         nbytes = sum(tensor.nbytes for tensor in found.tensors.values())
         offer = SnapshotOffer(copy.version, copy.first, copy.end, nbytes)
@@ -254,7 +252,6 @@ class SnapshotCollector:
         if lacking:
             raise PeerError(f"the copy lacks {', '.join(lacking[:3])}")
         versions.put(*place, copy.version, state.tensors, state.digests)
-        self._store.offer(copy.version)
 
     def _make_sure_of_memory(self, nbytes: int, here: Named) -> None:
         """Where the kernel gives away more than it has, taking it would end this process."""

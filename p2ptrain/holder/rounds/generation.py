@@ -57,6 +57,7 @@ from p2ptrain.messages.stage_reports import (
 from p2ptrain.messages.tensors import MicroBatchKey, StreamId, Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage import cross_stage_gradients
+from p2ptrain.model.wire.tensor_codec import copy_into
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import limited
 from p2ptrain.plan.types.memory_budgets import MemoryShortage
@@ -259,7 +260,8 @@ class HolderGeneration:
             place = self.assignment.stages[index]
             backup_peer = place.backup_peer(self.assignment.holder)
             if backup_peer == self._mesh.self_id:
-                parts[index] = await self._states.local(job, source, place.first, place.end)
+                here = await self._states.read(job, source, place.first, place.end)
+                parts[index] = {n: copy_into(None, t) for n, t in here.tensors.items()}
                 return
             request = TransferRequest(backup_peer, job, source, place.first, place.end)
             parts[index] = await self._read(request)
@@ -281,7 +283,7 @@ class HolderGeneration:
         for place in reversed(self.assignment.stages):
             backup_peer, units = place.backup_peer(self.assignment.holder), (place.first, place.end)
             if backup_peer == self._mesh.self_id:
-                load(dict(await self._states.here(job, source, *units)))
+                load(dict((await self._states.read(job, source, *units)).tensors))
             else:
                 request = TransferRequest(backup_peer, job, source, *units)
                 load(await self._read(request))

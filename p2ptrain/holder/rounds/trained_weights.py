@@ -17,7 +17,6 @@ from torch import Tensor
 
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import TrainingError
-from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.rounds.generation import HolderGeneration
 from p2ptrain.holder.snapshots.checkpointer import split_state
@@ -29,7 +28,6 @@ from p2ptrain.process.allocator import trim_heap
 from p2ptrain.process.memory_budget import usable_memory_bytes
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress, save
-from p2ptrain.state.fetch import version_source
 from p2ptrain.state.transfer_server import AVERAGES, STAGE, TransferServer
 from p2ptrain.state.weights_files import average_path, save_elsewhere, save_weights
 
@@ -41,8 +39,7 @@ class TrainedWeights:
     """See the module. One a job.
 
     Args:
-        states: offers those that the job began with.
-        record: says whether they are here as they were.
+        states: has those that the job began with, as long as they are as they were.
         elsewhere: where weights are written that cannot be written where they should.
     """
 
@@ -50,14 +47,12 @@ class TrainedWeights:
         self,
         prepared: PreparedJob,
         states: TransferServer,
-        record: JobRecord,
         reports: JobReports,
         elsewhere: Path | None,
     ) -> None:
         self._prepared = prepared
         self._captured = prepared.captured
         self._states = states
-        self._record = record
         self._reports = reports
         self._elsewhere = elsewhere
         self._averages: Mapping[str, Tensor] | None = None  # once they are here
@@ -87,8 +82,7 @@ class TrainedWeights:
     ) -> None:
         """Into the user's module: what has arrived, or else stage by stage."""
         self._averages = await self._averages_of(generation)
-        self._record.has_first_weights = False
-        first = version_source(Version(self._prepared.first_step, 0))
+        first = Version(self._prepared.first_step, 0)
         self._states.let_go(generation.assignment.key.job, first)
         if arrived is not None:
             self._captured.load_state(arrived)

@@ -26,9 +26,8 @@ from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checkpoint_files import KEPT, WrittenCheckpoint, load_written
-from p2ptrain.state.fetch import version_source
-from p2ptrain.state.snapshot_store import Named, as_laid_out, tensors_of_units
-from p2ptrain.state.transfer_server import TransferServer, in_memory
+from p2ptrain.state.snapshot_store import Named, StoredTensors, as_laid_out, tensors_of_units
+from p2ptrain.state.transfer_server import TransferServer
 
 log = get_logger(__name__)
 
@@ -54,6 +53,7 @@ class FullSnapshots:
 
     Attributes:
         reading: the version of which stages' copies are still needed.
+        held: the version in memory; None before the first.
     """
 
     def __init__(
@@ -77,15 +77,10 @@ class FullSnapshots:
         self._size_bytes = size_bytes
         self._warn = warn
         self._has_warned = False
-        self._held: Version | None = None
+        self.held: Version | None = None
         self._is_paused = False
         self._tasks = TaskOwner(_on_failed)
         self._taking: asyncio.Task[None] | None = None
-
-    @property
-    def versions(self) -> tuple[Version, ...]:
-        """Held here; none before the first."""
-        return () if self._held is None else (self._held,)
 
     def begin(self) -> None:
         """A generation begins."""
@@ -130,11 +125,14 @@ class FullSnapshots:
             return
         finally:
             self.reading = None
-        units = in_memory(partial(tensors_of_units, self._description, state))
-        self._states.hold(self._job, version_source(version), units)
-        old, self._held = self._held, version
+
+        async def units(first: int, end: int) -> StoredTensors:
+            return StoredTensors.whole(end, tensors_of_units(self._description, state, first, end))
+
+        self._states.hold(self._job, version, units)
+        old, self.held = self.held, version
         if old is not None:
-            self._states.let_go(self._job, version_source(old))
+            self._states.let_go(self._job, old)
         log.info("whole_copy", step=version.step)
 
     def _short(self) -> None:
@@ -151,14 +149,12 @@ def _on_failed(work: str, error: BaseException) -> None:
 
 
 class CheckpointSnapshots:
-    """See the module. Offered by `states` from the first `take` on.
+    """See the module. Held by `states` from the first `take` on; what cannot be read is let go.
+
+    As many as are kept on the disk: one that others are reading is not taken away by the next.
 
     Args:
         warn: warns the user of one that cannot be read.
-
-    Attributes:
-        versions: of which all is on the disk, the newest last. As many as are kept there: one that
-            others are reading is not taken away by the next. What cannot be read is taken out.
     """
 
     def __init__(
@@ -168,7 +164,7 @@ class CheckpointSnapshots:
         prepared: PreparedJob,
         warn: Callable[[str], None],
     ) -> None:
-        self.versions: list[Version] = []
+        self._versions: list[Version] = []  # all on the disk, the newest last
         self._warn = warn
         self._states = states
         self._job = job
@@ -177,23 +173,25 @@ class CheckpointSnapshots:
 
     def take(self, version: Version, written: WrittenCheckpoint) -> None:
         """A newer one is whole."""
-        self.versions.append(version)
-        read = partial(self._units, version, written)
-        self._states.hold(self._job, version_source(version), read)
-        for old in self.versions[:-KEPT]:
+        self._versions.append(version)
+        self._states.hold(self._job, version, partial(self._units, version, written))
+        for old in self._versions[:-KEPT]:
             self._let_go(old)
 
     def _let_go(self, version: Version) -> None:
-        if version in self.versions:
-            self.versions.remove(version)
-            self._states.let_go(self._job, version_source(version))
+        if version in self._versions:
+            self._versions.remove(version)
+            self._states.let_go(self._job, version)
 
-    async def _units(self, version: Version, of: WrittenCheckpoint, first: int, end: int) -> Named:
+    async def _units(
+        self, version: Version, of: WrittenCheckpoint, first: int, end: int
+    ) -> StoredTensors:
         try:
-            return await run_in_background(partial(self._read, of, first, end))
+            named = await run_in_background(partial(self._read, of, first, end))
+            return StoredTensors.whole(end, named)
         except OptionError as error:
             log.error("checkpoint_not_read", why=str(error))
-            if version in self.versions:
+            if version in self._versions:
                 self._warn(f"{error}: going back to an older state, if there is one")
             self._let_go(version)
             raise PeerError(str(error)) from error

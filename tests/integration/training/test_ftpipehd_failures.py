@@ -169,7 +169,7 @@ async def test_neighbours_are_silent_and_the_whole_copy_is_gone_back_to() -> Non
 
     async def noted(copies: FullSnapshots, version: Version) -> None:
         await take(copies, version)
-        held.extend(copies.versions)
+        held.extend([copies.held] if copies.held else [])
 
     async with devices(3, settings=SETTINGS) as household:
 

@@ -34,7 +34,6 @@ from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net.message import Message
 from p2ptrain.state import checkpoint_files, weights_files
-from p2ptrain.state.transfer_server import TransferServer
 from tests.integration.training.household import LocalJob, devices
 from tests.integration.training.jobs import (
     assert_same_weights,
@@ -408,26 +407,3 @@ async def test_a_job_whose_device_was_taken_by_another_says_so_and_comes_after_i
         await waiting
         assert isinstance(told[-1], Done)
         assert len([event for event in told if isinstance(event, events.Warning)]) == 1
-
-
-async def test_who_copies_nothing_offers_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a group one device is read; what the others offer would be there for nobody, and stay."""
-    offer = TransferServer.offer
-    offered: list[tuple[TransferServer, str]] = []
-
-    def watched(states: TransferServer, job: str, source: str, *given: Any, **more: Any) -> None:
-        offered.append((states, source))
-        offer(states, job, source, *given, **more)
-
-    monkeypatch.setattr(TransferServer, "offer", watched)
-    async with devices(2) as household:
-        options = TrainOptions(
-            wait_for=2, planner="dp", steps=3, checkpoint=tmp_path, checkpoint_every=1
-        )
-        await household.holder_run(make_job(), options).run()
-        a, b = (household.members[name].service.device.states for name in "ab")
-    of_updates = [f"version:{step}:" for step in (1, 2, 3)]
-    assert all(any(s is a and one in source for s, source in offered) for one in of_updates)
-    assert not any(s is b and one in source for s, source in offered for one in of_updates)

@@ -10,13 +10,15 @@ from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.snapshot_schedule import SnapshotCost, SnapshotSchedule
 from p2ptrain.recovery.state_report import StateKind
+from p2ptrain.recovery.version import Version
 
 ENTRY = JournalEntry("f00d-1", "f00d", "abc", 0, ReportedProgress(0, 0))
 
 
 def _memory(*, has_first_weights: bool) -> JobRecord:
     journal = Journal(None, ENTRY, pytest.fail)
-    return JobRecord(ENTRY, journal, has_first_weights=has_first_weights, since=0.0)
+    held = (Version(0, 0),) if has_first_weights else ()
+    return JobRecord(ENTRY, journal, held=lambda: held, writes=False, since=0.0)
 
 
 @pytest.mark.parametrize("round_seconds", [0.6, 7.0, 50.0])
@@ -40,6 +42,6 @@ def test_generation_numbers_that_were_reserved_are_used_up_before_there_is_a_pla
     assert _memory(has_first_weights=True).noted is None
     entry = replace(ENTRY, next_generation=65)
     journal = Journal(None, entry, pytest.fail)
-    noted = JobRecord(entry, journal, has_first_weights=True, since=0.0).noted
+    noted = JobRecord(entry, journal, held=lambda: (), writes=False, since=0.0).noted
     assert noted is not None
     assert noted.next_generation == 65

@@ -17,8 +17,9 @@ from p2ptrain.errors import PeerError
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.net.message import Message
 from p2ptrain.state.checksums import digests_of
+from p2ptrain.state.snapshot_store import StoredTensors
 from p2ptrain.state.transfer_client import TransferClient, TransferRequest
-from p2ptrain.state.transfer_server import TransferServer, in_memory
+from p2ptrain.state.transfer_server import TransferServer
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 WAYS = ("part", "manifest", "digest", "memory")
@@ -121,9 +122,11 @@ async def run(flips: int, seed: int) -> Counter[str]:
             else:
                 server.arm(what, chance, after=chance.randrange(2) if what != "manifest" else 0)
             known = digests if is_known or what == "memory" else {}
-            server.offer(
-                JOB, SOURCE, in_memory(lambda _f, _e: state), digests=lambda _f, _e, k=known: k
-            )
+
+            async def offered(_source: str, _first: int, end: int) -> StoredTensors:
+                return StoredTensors(end, state, known)  # noqa: B023
+
+            server.serve(JOB, offered, lambda _source: None)
             reading = TransferClient(mesh["reader"], check)
             request = TransferRequest(
                 memory_id("owner"), JOB, SOURCE, 0, 1, range_bytes=lambda: 3000

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
+from p2ptrain.messages.transfers import RangeRequest
 from p2ptrain.model.wire.tensor_codec import pack
 from p2ptrain.net.message import Message, Priority
+from p2ptrain.recovery.version import Version
 from p2ptrain.state import transfer_client
 from p2ptrain.state.checksums import (
     CHUNK_BYTES,
@@ -26,8 +28,9 @@ from p2ptrain.state.checksums import (
     digests_of,
     find_damaged,
 )
+from p2ptrain.state.snapshot_store import StoredTensors
 from p2ptrain.state.transfer_client import TransferClient, TransferredState, TransferRequest
-from p2ptrain.state.transfer_server import OPENED_LIMIT, TransferServer, in_memory
+from p2ptrain.state.transfer_server import OPENED_LIMIT, TransferServer, version_of, version_source
 from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.support.thorough import examples_of
 from tests.unit.state.bit_flips import FlippingServer, flip, run
@@ -83,16 +86,13 @@ class Two:
     def offer(self, *, known: bool) -> None:
         digests = digests_of(self.state) if known else {}
 
-        def count() -> None:
+        async def offered(_source: str, _first: int, end: int) -> StoredTensors:
+            return StoredTensors(end, self.state, digests)
+
+        def count(_source: str) -> None:
             self.damage += 1
 
-        self.server.offer(
-            JOB,
-            SOURCE,
-            in_memory(lambda first, end: self.state),
-            digests=lambda first, end: digests,
-            on_damage=count,
-        )
+        self.server.serve(JOB, offered, count)
 
     def reading(self, **how: object) -> TransferClient:
         check = _check_of(self.state)
@@ -171,7 +171,8 @@ async def test_other_pieces_are_refused(begin: int, stop: int) -> None:
         reading = two.reading()
         await reading.ask_manifest(two.request)
         at = list(two.state).index("model:large")
-        fields = {**two.request.fields(), "from": at, "to": at + 1, "begin": begin, "stop": stop}
+        wanted = RangeRequest(reading._manifest, at, at + 1, begin, stop)
+        fields = {**two.request.fields(), **wanted.fields()}
         with pytest.raises(ProtocolError):
             await two.mesh["reader"].call(
                 memory_id("owner"), Message(STATE_READ, fields), timeout_seconds=1
@@ -191,8 +192,7 @@ async def test_what_has_not_changed_is_not_sent_again() -> None:
         changed = [n for n, t in second.tensors.items() if t is not first.tensors[n]]
         assert changed == ["model:3"]
         at = list(two.state).index("model:3")
-        end = len(two.state)
-        assert [(f["from"], f["to"]) for f in two.reads] == [(at, at + 1), (end, end)]
+        assert [(f["from"], f["to"]) for f in two.reads] == [(at, at + 1)]
 
 
 async def test_nothing_is_read_where_nothing_has_changed() -> None:
@@ -202,8 +202,7 @@ async def test_nothing_is_read_where_nothing_has_changed() -> None:
         known = {name: (first.tensors[name], first.digests[name]) for name in first.tensors}
         two.reads.clear()
         assert _same((await two.read(known=known)).tensors, two.state)
-        assert [(f["from"], f["to"]) for f in two.reads] == [(len(two.state),) * 2]
-        assert not two.server._opened, "the server keeps nothing for a reader that has everything"
+        assert two.reads == []
 
 
 async def test_states_that_are_opened_and_not_read_are_not_kept_for_ever() -> None:
@@ -214,9 +213,32 @@ async def test_states_that_are_opened_and_not_read_are_not_kept_for_ever() -> No
             asked = replace(two.request, end=end)
             message = Message(STATE_MANIFEST, asked.fields())
             await two.server.answer_manifest(two.mesh["reader"].self_id, message)
-        await two.server.answer_manifest(two.mesh["owner"].self_id, message)
-        ends = [key[-1] for key in two.server._opened]
-        assert ends == [*range(20, OPENED_LIMIT + 20), OPENED_LIMIT + 19]
+        ends = [key.end for key, _ in two.server._opened]
+        assert ends == [*range(20, OPENED_LIMIT + 20)]
+
+
+async def test_what_has_changed_is_looked_up_again_and_what_differs_is_refused() -> None:
+    """Numbers in a manifest say nothing of another one."""
+    async with Two() as two:
+        two.offer(known=False)
+        reading = two.reading()
+        await reading.ask_manifest(two.request)
+        wanted = RangeRequest(reading._manifest, 0, 1)
+        message = Message(STATE_READ, {**two.request.fields(), **wanted.fields()})
+        for _ in range(2):
+            found = await two.server.answer_read(two.mesh["reader"].self_id, message)
+            assert bytes(found.parts[0]) == bytes(pack(two.state["model:0"]).part)
+            two.server.reopen(JOB)
+        two.state = dict(reversed(two.state.items()))
+        two.offer(known=False)
+        with pytest.raises(PeerError, match="not what its manifest said"):
+            await two.server.answer_read(two.mesh["reader"].self_id, message)
+
+
+@pytest.mark.parametrize("source", ["stage", "version:1", "version:-1:2", "version:1:2:3", "x:1:2"])
+def test_only_a_version_is_read_as_one(source: str) -> None:
+    assert version_of(source) is None
+    assert version_of(version_source(Version(7, 2))) == Version(7, 2)
 
 
 async def test_memory_that_is_given_is_used() -> None:

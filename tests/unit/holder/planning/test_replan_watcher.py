@@ -52,7 +52,7 @@ async def _driver() -> AsyncIterator[tuple[JobDriver, MemoryMesh]]:
     async with MemoryHousehold(["a", "b"]) as mesh:
         events: list[Event] = []
         memory = JobRecord(
-            ENTRY, Journal(None, ENTRY, pytest.fail), has_first_weights=True, since=0.0
+            ENTRY, Journal(None, ENTRY, pytest.fail), held=lambda: (), writes=False, since=0.0
         )
         work = GenerationWork(pytest.fail, _nothing, pytest.fail, pytest.fail, pytest.fail)
         reports = JobReports(mesh["a"], memory.reported, events.append, memory.journal.committed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
@@ -25,9 +25,7 @@ from p2ptrain.state.checkpoint_files import (
     load_written,
     save,
 )
-from p2ptrain.state.fetch import version_source
-from p2ptrain.state.transfer_server import TransferServer
-from p2ptrain.worker.job_store import JobStore
+from p2ptrain.state.transfer_server import TransferServer, version_source
 from tests.support.memory_household import MemoryHousehold
 
 VERSION = Version(8, 1)
@@ -51,20 +49,13 @@ class Copies:
         self.copies.take(VERSION, save(folder, Checkpoint(progress, weights, {})))
 
     async def read(self) -> dict[str, Tensor]:
-        """As another device asks for it."""
-        return await self.states.local(JOB, version_source(VERSION), 0, 1)
-
-    async def read_here(self) -> dict[str, Tensor]:
-        """As this device builds its stage of it."""
-        store = JobStore(JOB, self.states, "holder", lambda version: None)
-        return (await store.find(VERSION, 0, 1)).tensors
+        """For this device or another one."""
+        found = await self.states.read(JOB, version_source(VERSION), 0, 1)
+        return dict(found.tensors)
 
 
-@pytest.mark.parametrize("read", [Copies.read, Copies.read_here], ids=["others", "own"])
 async def test_the_event_loop_goes_on_while_a_checkpoint_is_read(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    read: Callable[[Copies], Coroutine[None, None, dict[str, Tensor]]],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loop, begun, go_on = asyncio.get_running_loop(), asyncio.Event(), threading.Event()
 
@@ -75,7 +66,7 @@ async def test_the_event_loop_goes_on_while_a_checkpoint_is_read(
         return load_written(written, wanted)
 
     monkeypatch.setattr(full_snapshots, "load_written", slow)
-    reading = asyncio.create_task(read(Copies(tmp_path)))
+    reading = asyncio.create_task(Copies(tmp_path).read())
     waiting = asyncio.create_task(begun.wait())
     await asyncio.wait([reading, waiting], return_when="FIRST_COMPLETED")
     assert not reading.done()
@@ -91,9 +82,9 @@ async def test_one_that_two_cannot_read_is_told_once_and_not_offered_again(
 
     monkeypatch.setattr(full_snapshots, "load_written", damaged)
     copies = Copies(tmp_path)
-    found = await asyncio.gather(copies.read(), copies.read_here(), return_exceptions=True)
+    found = await asyncio.gather(copies.read(), copies.read(), return_exceptions=True)
     assert [type(one) for one in found] == [PeerError, PeerError]
     assert len(copies.warned) == 1
-    assert copies.copies.versions == []
+    assert copies.states.held(JOB) == ()
     with pytest.raises(PeerError, match="no state"):
         await copies.read()

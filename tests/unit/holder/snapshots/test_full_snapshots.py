@@ -23,13 +23,13 @@ class Offered:
     """In the place of what others read from."""
 
     def __init__(self) -> None:
-        self.held: list[str] = []
+        self.held: list[Version] = []
 
-    def hold(self, _job: str, source: str, _tensors: object) -> None:
-        self.held.append(source)
+    def hold(self, _job: str, version: Version, _tensors: object) -> None:
+        self.held.append(version)
 
-    def let_go(self, _job: str, source: str) -> None:
-        self.held.remove(source)
+    def let_go(self, _job: str, version: Version) -> None:
+        self.held.remove(version)
 
 
 class Making:
@@ -77,14 +77,13 @@ async def test_the_first_stable_version_from_each_tenth_on_takes_the_place_of_th
     assert made.asked == []
     await made.stable(12, 15)
     assert made.copies.reading == Version(12, 1)
-    assert made.copies.versions == ()
+    assert made.offered.held == []
     await made.arrives()
-    assert made.copies.versions == (Version(12, 1),)
+    assert made.offered.held == [Version(12, 1)]
     await made.stable(19, 20)
     await made.arrives()
     assert [version.step for version, _ in made.asked] == [12, 20]
-    assert made.copies.versions == (Version(20, 1),)
-    assert made.offered.held == ["version:20:1"]
+    assert made.offered.held == [Version(20, 1)]
     await made.copies.close()
 
 
@@ -97,7 +96,7 @@ async def test_what_is_held_when_an_generation_ends_stays_until_the_next_has_beg
     made.asked[-1][1].set_result({})  # all of it is here, and a generation ends in the same moment
     made.copies.pause()
     await made.stable(20)
-    assert made.copies.versions == (Version(10, 1),)
+    assert made.offered.held == [Version(10, 1)]
     assert made.copies.reading is None
     await made.stable(30)
     assert len(made.asked) == 2
@@ -111,10 +110,10 @@ async def test_one_that_cannot_be_read_is_left_out() -> None:
     made = Making()
     await made.stable(10)
     await made.arrives(PeerError("gone"))
-    assert (made.copies.versions, made.copies.reading, made.warned) == ((), None, [])
+    assert (made.offered.held, made.copies.reading, made.warned) == ([], None, [])
     await made.stable(20)
     await made.arrives(MemoryError())
-    assert made.copies.versions == ()
+    assert made.offered.held == []
     assert len(made.warned) == 1
     await made.copies.close()
 

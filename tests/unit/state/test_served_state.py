@@ -23,9 +23,16 @@ from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.version import Version
 from p2ptrain.state import transfer_client
-from p2ptrain.state.fetch import fetch_units, version_source
-from p2ptrain.state.relay import HOP_SECONDS, MAX_RELAYS, Entries, StateRelay, StateRelays
-from p2ptrain.state.transfer_server import TransferServer, in_memory
+from p2ptrain.state.fetch import fetch_units
+from p2ptrain.state.served_state import (
+    HOP_SECONDS,
+    MAX_ARRIVING,
+    ArrivingStates,
+    Entries,
+    ServedState,
+)
+from p2ptrain.state.snapshot_store import StoredTensors
+from p2ptrain.state.transfer_server import TransferServer
 from tests.support.memory_household import MemoryHousehold, memory_id
 
 RANGE_BYTES = 4096
@@ -35,7 +42,11 @@ STATE["model:across"] = torch.arange(600.0).view(20, 30).t()
 STATE["model:flags"] = torch.tensor([True, False, True])
 STATE_BYTES = sum(tensor.nbytes for tensor in STATE.values())
 CHAIN = ("a", "b", "c")
-FIRST = version_source(Version(0, 0))
+FIRST = Version(0, 0)
+
+
+async def _first_weights(_first: int, end: int) -> StoredTensors:
+    return StoredTensors.whole(end, STATE)
 
 
 @pytest.fixture(autouse=True)
@@ -65,7 +76,7 @@ class _Group:
         self.assignment = _assignment(names)
         self.mesh = MemoryHousehold(["holder", *CHAIN])
         self.states = {name: TransferServer(self.mesh[name]) for name in ("holder", *CHAIN)}
-        self.states["holder"].offer(KEY.job, FIRST, in_memory(lambda first, end: STATE))
+        self.states["holder"].hold(KEY.job, FIRST, _first_weights)
         self._stack = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -110,13 +121,13 @@ async def test_every_byte_leaves_the_holder_once() -> None:
 async def test_one_range_after_the_other_is_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """The last device has the first range before the first device has the last one."""
     arrivals: list[int] = []
-    arrived = StateRelay.arrived
+    arrived = ServedState.arrived
 
-    def note(self: StateRelay, first: int, parts: Sequence[memoryview]) -> None:
+    def note(self: ServedState, first: int, parts: Sequence[memoryview]) -> None:
         arrivals.append(id(self))
         arrived(self, first, parts)
 
-    monkeypatch.setattr(StateRelay, "arrived", note)
+    monkeypatch.setattr(ServedState, "arrived", note)
     async with _Group() as group:
         await asyncio.gather(*map(group.read, CHAIN))
     of_first = arrivals[0]
@@ -133,13 +144,13 @@ async def test_a_holder_that_is_in_the_group_sends_to_the_first_of_the_others() 
 async def test_who_asks_before_the_relay_has_begun_gets_it_when_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked, entries = asyncio.Event(), StateRelay.entries
+    asked, entries = asyncio.Event(), ServedState.entries
 
-    async def note(self: StateRelay) -> Entries:
+    async def note(self: ServedState) -> Entries:
         asked.set()
         return await entries(self)
 
-    monkeypatch.setattr(StateRelay, "entries", note)
+    monkeypatch.setattr(ServedState, "entries", note)
     async with _Group() as group:
         early = asyncio.create_task(group.read("b"))
         await asked.wait()
@@ -153,18 +164,18 @@ async def test_the_rest_comes_from_the_holder_where_a_relay_dies(
     monkeypatch: pytest.MonkeyPatch, ranges: int
 ) -> None:
     async with _Group() as group:
-        arrived, left = StateRelay.arrived, ranges
+        arrived, left = ServedState.arrived, ranges
 
-        def stop_at_the_next(self: StateRelay, first: int, parts: Sequence[memoryview]) -> None:
+        def stop_at_the_next(self: ServedState, first: int, parts: Sequence[memoryview]) -> None:
             nonlocal left
-            if self is group.states["a"].relays.get(KEY, 0, 1):
+            if self is group.states["a"].arriving.get(KEY, 0, 1):
                 left -= 1
                 if left < 0:
                     reading.cancel()
                     return
             arrived(self, first, parts)
 
-        monkeypatch.setattr(StateRelay, "arrived", stop_at_the_next)
+        monkeypatch.setattr(ServedState, "arrived", stop_at_the_next)
         behind = [asyncio.create_task(group.read(name)) for name in ("b", "c")]
         reading = asyncio.create_task(group.read("a"))
         with pytest.raises(asyncio.CancelledError):
@@ -179,7 +190,7 @@ async def test_the_rest_comes_from_the_holder_where_a_relay_dies(
 
 async def test_a_relay_that_gives_up_sends_those_behind_it_to_the_holder_at_once() -> None:
     async with _Group() as group:
-        group.states["a"].relays.give_up(group.assignment, memory_id("a"), "out of memory")
+        group.states["a"].arriving.give_up(group.assignment, memory_id("a"), "out of memory")
         assert all(map(_same, await asyncio.gather(group.read("b"), group.read("c"))))
         assert group.sent("holder", "b") > 0
         assert group.sent("holder", "c") == 0
@@ -199,7 +210,7 @@ async def test_other_versions_that_know_no_relays_are_read_around() -> None:
 
 async def test_a_relay_with_another_manifest_is_refused() -> None:
     async with _Group() as group:
-        false = group.states["a"].relays.get(KEY, 0, 1)
+        false = group.states["a"].arriving.get(KEY, 0, 1)
         false.begin([("model:0", ["float32", [700], [1], False, 0])], {})
         group.mesh["a"].unroute(STATE_READ)
         with pytest.raises(ProtocolError, match="different tensors"):
@@ -209,31 +220,24 @@ async def test_a_relay_with_another_manifest_is_refused() -> None:
 async def test_relays_end_with_their_generation() -> None:
     async with _Group() as group:
         await group.read("a")
-        kept = group.states["a"].relays.get(KEY, 0, 1)
-        group.states["a"].relays.end(GenerationKey("other", 5), "over")
-        group.states["a"].relays.end(GenerationKey(KEY.job, 0), "over")
+        kept = group.states["a"].arriving.get(KEY, 0, 1)
+        group.states["a"].arriving.end(GenerationKey("other", 5), "over")
+        group.states["a"].arriving.end(GenerationKey(KEY.job, 0), "over")
         assert await kept.parts(0, 1)
-        group.states["a"].relays.end(KEY, "over")
+        group.states["a"].arriving.end(KEY, "over")
         with pytest.raises(PeerError, match="over"):
             await kept.parts(0, 1)
 
 
-async def test_what_has_been_handed_on_is_not_kept() -> None:
-    async with _Group() as group:
-        await asyncio.gather(*map(group.read, CHAIN))
-        with pytest.raises(PeerError, match="already"):
-            await group.states["a"].relays.get(KEY, 0, 1).parts(0, 1)
-
-
 async def test_waiting_for_a_relay_ends() -> None:
     with pytest.raises(PeerError, match="not reached"):
-        await StateRelay(wait_seconds=0.0).entries()
+        await ServedState(wait_seconds=0.0).entries()
 
 
 async def test_names_that_never_come_push_each_other_out() -> None:
-    relays = StateRelays()
+    relays = ArrivingStates()
     oldest = relays.get(GenerationKey("invented", 0), 0, 1)
-    for number in range(1, MAX_RELAYS + 1):
+    for number in range(1, MAX_ARRIVING + 1):
         relays.get(GenerationKey("invented", number), 0, 1)
     with pytest.raises(PeerError):
         await oldest.entries()
