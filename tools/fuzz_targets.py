@@ -98,7 +98,13 @@ from p2ptrain.profiling.measure_units import UnitMeasurements
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
+from p2ptrain.recovery.state_report import (
+    ReplayWindow,
+    StageCopy,
+    StateEntry,
+    StateKind,
+    StateReport,
+)
 from p2ptrain.recovery.version import Era, Lineage, Version
 from p2ptrain.recovery.watch.profile_corrections import ProfileCorrections
 from p2ptrain.recovery.watch.stall_detector import ProgressCounters
@@ -393,9 +399,9 @@ def _training() -> list[Target]:
         *(key, MicroBatchKey(3, 1), Commit(3, 2, (0.5, "float32")), EndOfRounds(5)),
         *(RoundOrder(shape, keep=True, stay=(AT,)), RetainSnapshots("j", (AT,))),
         *(
-            SnapshotOffer(AT, 0, 4, 100),
-            SnapshotKept(AT, 0, 4, "no"),
-            BackupAssignment(AT, 0, 4, ME),
+            SnapshotOffer("j", StageCopy(3, 0, 4, AT), 100),
+            SnapshotKept("j", StageCopy(3, 0, 4, AT), "no"),
+            BackupAssignment("j", StageCopy(3, 0, 4, AT), ME),
         ),
         *(
             line,
@@ -421,7 +427,7 @@ def _training() -> list[Target]:
             PrepareReply(False, 5, "why", ME, MemoryShortage(MemoryBudgets(7, 9), True)),
             FailureReport("not_finite", "why", 3, 1, 2),
         ),
-        *(RangeRequest(0, 1, 0, 131072, True), PassedOver("j", ME, 600.0)),
+        *(RangeRequest(7, 0, 1, 0, 131072, True), PassedOver("j", ME, 600.0)),
     ]
     parts: list[Blob] = [
         *(assignment(), _course(), _picture(), state_report(), planning_request()),

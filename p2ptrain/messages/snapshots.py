@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from p2ptrain.net.fields import FrameFields, check_units
+from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.forms import Count, Flat, Id, Key, Length, Text
-from p2ptrain.recovery.version import Version, VersionRow
+from p2ptrain.recovery.state_report import StageCopy
+from p2ptrain.recovery.version import VersionRow
 
 VERSIONS_LIMIT = 8
 """Most versions named at once: those to go back to, and those that a checkpoint is written of."""
@@ -18,19 +19,15 @@ REASON_LIMIT = 1024
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOffer(FrameFields):
-    """A device's copy of units [first, end), which the receiver is to keep too.
+    """A device's copy of a stage, which the receiver is to keep too.
 
     Attributes:
         nbytes: of all tensors.
     """
 
-    version: Annotated[Version, Flat()]
-    first: Count
-    end: Count
+    job: Id
+    copy: Annotated[StageCopy, Flat()]
     nbytes: Annotated[Count, Key("bytes")]
-
-    def __post_init__(self) -> None:
-        check_units(self.first, self.end)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,26 +38,18 @@ class SnapshotKept(FrameFields):
         failed: why the copy is not kept; None = it is, whole.
     """
 
-    version: Annotated[Version, Flat()]
-    first: Count
-    end: Count
+    job: Id
+    copy: Annotated[StageCopy, Flat()]
     failed: Annotated[str, Text(REASON_LIMIT, clean=True)] | None = None
-
-    def __post_init__(self) -> None:
-        check_units(self.first, self.end)
 
 
 @dataclass(frozen=True, slots=True)
 class BackupAssignment(FrameFields):
-    """Copies of units [first, end), from `version` on, go to `backup_peer`, an id."""
+    """Copies of those units, from that version on, go to `backup_peer`, an id."""
 
-    version: Annotated[Version, Flat()]
-    first: Count
-    end: Count
+    job: Id
+    copy: Annotated[StageCopy, Flat()]
     backup_peer: Id
-
-    def __post_init__(self) -> None:
-        check_units(self.first, self.end)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import TypeAlias
 
 from p2ptrain.recovery.backup_placement import backup_peers_of
 from p2ptrain.recovery.placement import PlacedStage, Placement
+from p2ptrain.recovery.state_report import StageCopy
 from p2ptrain.recovery.version import Version
 
 _Copy: TypeAlias = tuple[int, str]
@@ -31,14 +32,11 @@ class SnapshotComplete:
 
 @dataclass(frozen=True, slots=True)
 class TryBackupPeer:
-    """Order `owner` to offer its copy of units [first, end), and later ones, to `backup_peer`."""
+    """Order `owner` to offer its copy, and later ones of these units, to `backup_peer`."""
 
     owner: str
     backup_peer: str
-    generation: int
-    first: int
-    end: int
-    version: Version
+    copy: StageCopy
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,20 +107,17 @@ class SnapshotTracker:
         return True
 
     def acknowledged(
-        self,
-        device: str,
-        generation: int,
-        units: tuple[int, int],
-        version: Version,
-        failed: str | None = None,
+        self, device: str, copy: StageCopy, failed: str | None = None
     ) -> list[KeepingResult]:
         """A device has a copy of a stage, or why it has not."""
-        placed, stage = self._placed, self._stage_of(units)
+        placed, stage, version = self._placed, self._stage_of(copy), copy.version
         missing = self._missing.get(version)
-        if placed is None or placed.generation != generation or stage is None or missing is None:
+        if stage is None or missing is None or placed is None:
+            return []
+        if placed.generation != copy.generation:
             return []
         if failed is not None:
-            return self._on_failed(placed, stage, device, version, failed)
+            return self._on_failed(stage, device, copy, failed)
         missing.discard((stage, device))
         if missing:
             return []
@@ -138,16 +133,14 @@ class SnapshotTracker:
             return [SnapshotAbandoned(version, stage, device, why)]
         return []
 
-    def _stage_of(self, units: tuple[int, int]) -> int | None:
+    def _stage_of(self, copy: StageCopy) -> int | None:
         for p, stage in enumerate(self._stages):
-            if (stage.first, stage.end) == units:
+            if (stage.first, stage.end) == (copy.first, copy.end):
                 return p
         return None
 
-    def _on_failed(
-        self, placed: Placement, p: int, device: str, version: Version, why: str
-    ) -> list[KeepingResult]:
-        stage = self._stages[p]
+    def _on_failed(self, p: int, device: str, copy: StageCopy, why: str) -> list[KeepingResult]:
+        stage, version = self._stages[p], copy.version
         if device in stage.devices:  # it has no copy of its own, to be offered or to count
             return self._abandon(version, p, device, why)
         if device != stage.copies_to:
@@ -167,8 +160,7 @@ class SnapshotTracker:
             if (p, device) in missing:
                 missing.discard((p, device))
                 missing.add((p, backup_peer))
-        units = (stage.first, stage.end)
-        return [TryBackupPeer(stage.devices[0], backup_peer, placed.generation, *units, version)]
+        return [TryBackupPeer(stage.devices[0], backup_peer, copy)]
 
     def _abandon(self, version: Version, p: int, device: str, why: str) -> list[KeepingResult]:
         del self._missing[version]

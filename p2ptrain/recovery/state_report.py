@@ -8,12 +8,12 @@ from enum import StrEnum
 from typing import Annotated, Any, ClassVar, TypeAlias
 
 from p2ptrain.net.fields import check_units
-from p2ptrain.net.forms import AboveZero, Bytes, Count, Id, Length, Row, Seconds
+from p2ptrain.net.forms import AboveZero, Bytes, Count, Flat, Id, Length, Row, Seconds
 from p2ptrain.net.parts import LARGE, Blob, BlobLimit
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY, MemoryBudgets
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
-from p2ptrain.recovery.version import VersionRow
+from p2ptrain.recovery.version import Version, VersionRow
 
 HOLDINGS_LIMIT = 1024
 """Most entries of one device: kinds x kept versions x ranges of units, far below."""
@@ -60,6 +60,19 @@ class StateEntry:
     def has(self, unit: int) -> bool:
         """Whether `unit` is one of these."""
         return self.first <= unit < self.end
+
+
+@dataclass(frozen=True, slots=True)
+class StageCopy:
+    """A copy of units [first, end), made in the generation `generation`."""
+
+    generation: Count
+    first: Count
+    end: Count
+    version: Annotated[Version, Flat()]
+
+    def __post_init__(self) -> None:
+        check_units(self.first, self.end)
 
 
 @dataclass(frozen=True, slots=True)

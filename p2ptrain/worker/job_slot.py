@@ -154,6 +154,13 @@ class JobSlot:
             raise NotItsPart(f"{message.kind} from a device that is not the holder")
         return hosted
 
+    def standing(self, peer: str, message: Message) -> HostedStages:
+        """As `engaged`. Raises PeerError: it is over."""
+        hosted = self.engaged(peer, message)
+        if hosted is None:
+            raise PeerError("that generation is over")
+        return hosted
+
     def _on_mesh_event(self, event: MeshEvent) -> None:
         part = self.part
         if part is None:

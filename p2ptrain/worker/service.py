@@ -264,19 +264,15 @@ class WorkerService:
             part.commit(peer, key, Commit.read(message.fields))
 
     def _offered(self, peer: str, message: Message) -> None:
-        key = GenerationKey.read(message.fields)
-        if self.slot.part is not None and self.slot.part.job == key.job:
-            self.slot.part.replication.offered(
-                peer, key.generation, SnapshotOffer.read(message.fields)
-            )
+        offer = SnapshotOffer.read(message.fields)
+        if self.slot.part is not None and self.slot.part.job == offer.job:
+            self.slot.part.replication.offered(peer, offer)
 
     def _backup_peer(self, peer: str, message: Message) -> None:
-        key = GenerationKey.read(message.fields)
-        part = self.slot.part_in(key.job, peer, message)
+        said = BackupAssignment.read(message.fields)
+        part = self.slot.part_in(said.job, peer, message)
         if part is not None:
-            part.replication.backup_peer_is(
-                peer, key.generation, BackupAssignment.read(message.fields)
-            )
+            part.backup_peer_is(peer, said)
 
     def _keep(self, peer: str, message: Message) -> None:
         keep = RetainSnapshots.read(message.fields)
@@ -286,9 +282,7 @@ class WorkerService:
 
     async def _settled(self, peer: str, message: Message) -> Message:
         """Answered once the last update committed to this device is made."""
-        hosted = self.slot.engaged(peer, message)
-        if hosted is None:
-            raise PeerError("that generation is over")
+        hosted = self.slot.standing(peer, message)
         await failpoints.reach("settled.receive.before", device=self.mesh.self_id)
         await hosted.applied()
         await failpoints.reach("settled.answer.before", device=self.mesh.self_id)
@@ -300,9 +294,7 @@ class WorkerService:
 
     async def _diagnose(self, peer: str, message: Message) -> Message:
         """Where a piece that a stage here still holds first stopped being finite."""
-        hosted = self.slot.engaged(peer, message)
-        if hosted is None:
-            raise PeerError("that generation is over")
+        hosted = self.slot.standing(peer, message)
         asked = DiagnoseRequest.read(message.fields)
         executor = hosted.executors.get(asked.stage)
         if executor is None:
@@ -313,9 +305,7 @@ class WorkerService:
 
     async def _arrived(self, peer: str, message: Message) -> Message:
         """What came into the stages here in a round, and how large it was."""
-        hosted = self.slot.engaged(peer, message)
-        if hosted is None:
-            raise PeerError("that generation is over")
+        hosted = self.slot.standing(peer, message)
         key, asked = hosted.assignment.key, RoundQuestion.read(message.fields)
         noted = Arrivals(
             tuple(islice(self.device.router.arrived(key, asked.round), ARRIVALS_LIMIT))
@@ -324,9 +314,7 @@ class WorkerService:
 
     async def _standing(self, peer: str, message: Message) -> Message:
         """What the stages here wait for, and what this device has done so far."""
-        hosted = self.slot.engaged(peer, message)
-        if hosted is None:
-            raise PeerError("that generation is over")
+        hosted = self.slot.standing(peer, message)
         members = self.mesh.members.values()
         executors = hosted.executors
         standing = Standing(

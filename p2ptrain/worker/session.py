@@ -26,17 +26,18 @@ from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRe
 from p2ptrain.messages.kinds import PREPARE, STATE_REPORT
 from p2ptrain.messages.requesters import Booking
 from p2ptrain.messages.round_orders import Commit, GenerationKey, RoundOrder
+from p2ptrain.messages.snapshots import BackupAssignment
 from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.net.message import Message
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.cores.worker_core import WorkerCore, WorkerPhase
-from p2ptrain.recovery.cores.worker_port import HolderState, StageCopy, StateReportAsked
+from p2ptrain.recovery.cores.worker_port import HolderState, StateReportAsked
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import PrepareFailed
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import StateEntry, StateReport
+from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateReport
 from p2ptrain.recovery.version import Version
 from p2ptrain.worker.context import WorkerContext
 from p2ptrain.worker.generation_builder import GenerationBuild
@@ -196,6 +197,10 @@ class WorkerSession:
         """An update counts."""
         self._report_progress()
         self._core.commit(peer, key.generation, commit.step, commit.coefficient)
+
+    def backup_peer_is(self, peer: str, said: BackupAssignment) -> None:
+        """Copies of a stage here go to another device from now on."""
+        self._core.keeper_assigned(peer, said.copy, said.backup_peer)
 
     def holder_is(self, state: HolderState) -> None:
         """What became of the holder, or of its job."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
-from typing import Any
 
 from torch import Tensor
 
@@ -27,14 +26,13 @@ from p2ptrain.errors import PeerError, size_text
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import SNAPSHOT_KEPT, SNAPSHOT_OFFER
-from p2ptrain.messages.round_orders import GenerationKey
-from p2ptrain.messages.snapshots import BackupAssignment, SnapshotKept, SnapshotOffer
+from p2ptrain.messages.snapshots import SnapshotKept, SnapshotOffer
+from p2ptrain.net.fields import FrameFields
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.process.memory_budget import available_memory_bytes, is_out_of_memory
 from p2ptrain.recovery.cores.worker_core import WorkerCore
-from p2ptrain.recovery.cores.worker_port import StageCopy
 from p2ptrain.recovery.snapshot_schedule import ReadPacing, ReadRates, paced_seconds
-from p2ptrain.recovery.state_report import StateEntry, StateKind
+from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checksums import Digest, digests_of
 from p2ptrain.state.snapshot_store import Named, SnapshotStore
@@ -64,16 +62,10 @@ class SnapshotService:
         for executor in hosted.executors.values():
             executor.update.on_kept = partial(self._copied, hosted)
 
-    def offered(self, peer: str, generation: int, offer: SnapshotOffer) -> None:
+    def offered(self, peer: str, offer: SnapshotOffer) -> None:
         """`peer` has a copy to be kept here."""
-        copy = StageCopy(generation, offer.first, offer.end, offer.version)
-        if self._core.offered(peer, copy):
-            self._collecting.collect(peer, copy, offer.nbytes)
-
-    def backup_peer_is(self, peer: str, generation: int, backup_peer: BackupAssignment) -> None:
-        """Copies of a stage here go to another device from now on."""
-        copy = StageCopy(generation, backup_peer.first, backup_peer.end, backup_peer.version)
-        self._core.keeper_assigned(peer, copy, backup_peer.backup_peer)
+        if self._core.offered(peer, offer.copy):
+            self._collecting.collect(peer, offer.copy, offer.nbytes)
 
     def copy_stages(self) -> None:
         """Copy them as they are; ask before the first round is ordered."""
@@ -137,20 +129,17 @@ class SnapshotService:
         if found is None:  # dropped since: there is a newer one
             return
         nbytes = sum(tensor.nbytes for tensor in found.tensors.values())
-        offer = SnapshotOffer(copy.version, copy.first, copy.end, nbytes)
-        await self._send(peer, SNAPSHOT_OFFER, copy.generation, offer.fields())
+        await self._send(peer, SNAPSHOT_OFFER, SnapshotOffer(self._job, copy, nbytes))
         await failpoints.reach("replica.offer.after", device=self._mesh.self_id)
 
     async def _report(self, holder: str, copy: StageCopy, failed: str | None) -> None:
         await failpoints.reach("replica.kept.before", device=self._mesh.self_id)
-        kept = SnapshotKept(copy.version, copy.first, copy.end, failed)
-        await self._send(holder, SNAPSHOT_KEPT, copy.generation, kept.fields())
+        await self._send(holder, SNAPSHOT_KEPT, SnapshotKept(self._job, copy, failed))
         await failpoints.reach("replica.kept.after", device=self._mesh.self_id)
 
-    async def _send(self, peer: str, kind: str, generation: int, fields: dict[str, Any]) -> None:
+    async def _send(self, peer: str, kind: str, said: FrameFields) -> None:
         try:
-            key = GenerationKey(self._job, generation)
-            await self._mesh.send(peer, Message(kind, {**key.fields(), **fields}))
+            await self._mesh.send(peer, Message(kind, said.fields()))
         except PeerError as error:
             # The end of the link ends the generation; the next one copies again.
             log.info("not_told_of_copy", kind=kind, peer=peer[:12], why=str(error))

@@ -22,7 +22,7 @@ from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import BACKUP_PEER, SNAPSHOT_KEPT, VERSIONS_KEEP
-from p2ptrain.messages.round_orders import GenerationKey, RoundOrder
+from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, SnapshotKept
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
@@ -85,7 +85,7 @@ class SnapshotManager:
         self._cost: SnapshotCost | None = None
         self._generation = 0
         self._counted = 0  # updates that all stages have made
-        self._early: list[tuple[str, int, SnapshotKept]] = []  # of versions after that
+        self._early: list[tuple[str, SnapshotKept]] = []  # of versions after that
         self._reporting: asyncio.Task[None] | None = None
         self._tasks = TaskOwner(self._on_failed)
         mesh.route(SNAPSHOT_KEPT, self._kept)
@@ -145,10 +145,10 @@ class SnapshotManager:
         cadence = self._cadence
         self.have_travelled = cadence is not None and cadence.round_done(step, monotonic())
         self._counted = step
-        due = [said for said in self._early if said[2].version.step <= step]
-        self._early = [said for said in self._early if said[2].version.step > step]
-        for said in due:
-            self._take(self._acknowledged(*said))
+        due = [said for said in self._early if said[1].copy.version.step <= step]
+        self._early = [said for said in self._early if said[1].copy.version.step > step]
+        for peer, kept in due:
+            self._take(self._keeping.acknowledged(peer, kept.copy, kept.failed))
 
     def pause_over(self) -> None:
         """Something that is no training took the time until now."""
@@ -175,22 +175,19 @@ class SnapshotManager:
     # -- what devices say ------------------------------------------------------------------------
 
     async def _kept(self, peer: str, message: Message) -> None:
-        key, kept = GenerationKey.read(message.fields), SnapshotKept.read(message.fields)
-        if key.job != self._job:
+        kept = SnapshotKept.read(message.fields)
+        if kept.job != self._job:
             return
-        if kept.version.step > self._counted and kept.version in self._keeping.under_way:
+        version = kept.copy.version
+        if version.step > self._counted and version in self._keeping.under_way:
             # without a barrier it may be there before all stages have made that update
             if len(self._early) < EARLY_LIMIT:
-                self._early.append((peer, key.generation, kept))
+                self._early.append((peer, kept))
             return
-        found = self._acknowledged(peer, key.generation, kept)
+        found = self._keeping.acknowledged(peer, kept.copy, kept.failed)
         if any(isinstance(result, SnapshotComplete) for result in found):
             await failpoints.reach("stable.before", device=self._mesh.self_id)
         self._take(found)
-
-    def _acknowledged(self, peer: str, generation: int, kept: SnapshotKept) -> list[KeepingResult]:
-        units = (kept.first, kept.end)
-        return self._keeping.acknowledged(peer, generation, units, kept.version, kept.failed)
 
     def _take(self, results: list[KeepingResult]) -> None:
         for result in results:
@@ -227,10 +224,9 @@ class SnapshotManager:
     # -- messages to devices -----------------------------------------------------------------------
 
     async def _try_backup_peer(self, what: TryBackupPeer) -> None:
-        backup_peer = BackupAssignment(what.version, what.first, what.end, what.backup_peer)
-        key = GenerationKey(self._job, what.generation)
-        log.info("another_keeper", first=what.first, backup_peer=self._name(what.backup_peer))
-        await self._send(what.owner, Message(BACKUP_PEER, {**key.fields(), **backup_peer.fields()}))
+        log.info("another_keeper", first=what.copy.first, backup_peer=self._name(what.backup_peer))
+        order = BackupAssignment(self._job, what.copy, what.backup_peer)
+        await self._send(what.owner, Message(BACKUP_PEER, order.fields()))
 
     async def _notify_all(self, members: list[str], message: Message) -> None:
         await failpoints.reach("versions.keep.between", device=self._mesh.self_id)

@@ -21,7 +21,6 @@ from enum import StrEnum
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.cores.worker_port import (
     HolderState,
-    StageCopy,
     StateReportAsked,
     WorkerPort,
 )
@@ -30,7 +29,7 @@ from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import PrepareFailed
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import StateEntry, StateKind
+from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 
 ORDERS_REMEMBERED = 64

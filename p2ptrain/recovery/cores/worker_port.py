@@ -14,7 +14,7 @@ from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import PrepareFailed
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import StateEntry
+from p2ptrain.recovery.state_report import StageCopy, StateEntry
 from p2ptrain.recovery.version import Version
 
 
@@ -46,16 +46,6 @@ class StateReportAsked:
     apply: Version | None = None
     coefficient: Coefficient | None = None
     rebuild: Rebuild | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class StageCopy:
-    """A copy of units [first, end), made in the generation `generation`."""
-
-    generation: int
-    first: int
-    end: int
-    version: Version
 
 
 class WorkerPort(Protocol):

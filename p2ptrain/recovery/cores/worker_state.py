@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Collection, Sequence
 
 from p2ptrain.recovery.commit import Coefficient
-from p2ptrain.recovery.cores.worker_port import StageCopy, WorkerPort
+from p2ptrain.recovery.cores.worker_port import WorkerPort
 from p2ptrain.recovery.placement import Placement
-from p2ptrain.recovery.state_report import StateEntry, StateKind
+from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 
 

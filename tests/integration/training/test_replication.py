@@ -318,7 +318,9 @@ async def test_no_memory_for_a_copy_is_told_and_training_goes_on(
     async with devices(3) as household:
         await Dying(household).train(job)
         assert_undisturbed(household, job, wanted)
-        failed = [(name, k.first, k.version, k.failed) for name, k in account.kept if k.failed]
+        failed = [
+            (name, k.copy.first, k.copy.version, k.failed) for name, k in account.kept if k.failed
+        ]
         assert failed == [("a", 0, R, "no memory")]
 
 

@@ -13,10 +13,9 @@ from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
 from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
 from p2ptrain.recovery.cores.planner_core import PlannerCore
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
-from p2ptrain.recovery.cores.worker_port import StageCopy
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.placement import Placement
-from p2ptrain.recovery.state_report import StateKind
+from p2ptrain.recovery.state_report import StageCopy, StateKind
 from p2ptrain.recovery.version import Version
 from tests.simulation.recovery.changing import Changing
 from tests.simulation.recovery.node import PASSED_OVER_SECONDS, Node
@@ -255,13 +254,11 @@ class Holder(Node):
             self.tell(holder_events.RoundsDrained())
 
     def _on_kept(self, peer: str, copy: StageCopy, failed: str | None) -> None:
-        units = (copy.first, copy.end)
-        for result in self.keeping.acknowledged(peer, copy.generation, units, copy.version, failed):
+        for result in self.keeping.acknowledged(peer, copy, failed):
             match result:
                 case snapshot_tracker.SnapshotComplete(version):
                     self.tell(holder_events.SnapshotStable(version))
-                case snapshot_tracker.TryBackupPeer(owner, backup_peer):
-                    again = StageCopy(copy.generation, result.first, result.end, result.version)
+                case snapshot_tracker.TryBackupPeer(owner, backup_peer, again):
                     self.world.send(self.id, owner, "keeper", copy=again, backup_peer=backup_peer)
                 case snapshot_tracker.SnapshotAbandoned():
                     self.abandoned += 1

@@ -9,10 +9,9 @@ from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
 from p2ptrain.recovery.cores.worker_core import WorkerCore
-from p2ptrain.recovery.cores.worker_port import StageCopy
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.snapshot_tracker import KeepingResult, SnapshotTracker
-from p2ptrain.recovery.state_report import StateEntry, StateKind, StateReport
+from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Version
 from tests.simulation.recovery.holder import Holder
 from tests.simulation.recovery.node import Node
@@ -111,19 +110,14 @@ class TrustsTheFirst(SnapshotTracker):
         return offered
 
     def acknowledged(
-        self,
-        device: str,
-        generation: int,
-        units: tuple[int, int],
-        version: Version,
-        failed: str | None = None,
+        self, device: str, copy: StageCopy, failed: str | None = None
     ) -> list[KeepingResult]:
         for missing in self._missing.values():
-            stage = self._stage_of(units)
+            stage = self._stage_of(copy)
             if stage is not None:
                 missing.clear()
                 missing.add((stage, device))
-        return super().acknowledged(device, generation, units, version, failed)
+        return super().acknowledged(device, copy, failed)
 
 
 class TrustsTheFirstHolder(Holder):

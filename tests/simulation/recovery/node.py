@@ -11,12 +11,18 @@ from typing import Any, ParamSpec
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY, MemoryShortage
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.cores.worker_core import WorkerCore
-from p2ptrain.recovery.cores.worker_port import HolderState, StageCopy, StateReportAsked
+from p2ptrain.recovery.cores.worker_port import HolderState, StateReportAsked
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import PrepareFailed
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import ReplayWindow, StateEntry, StateKind, StateReport
+from p2ptrain.recovery.state_report import (
+    ReplayWindow,
+    StageCopy,
+    StateEntry,
+    StateKind,
+    StateReport,
+)
 from p2ptrain.recovery.version import Version
 from tests.simulation.recovery.changing import random_stages
 from tests.simulation.recovery.truth import backward, forward, mix

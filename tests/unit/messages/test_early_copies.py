@@ -13,6 +13,7 @@ from p2ptrain.messages.round_orders import GenerationKey, RoundOrder
 from p2ptrain.messages.snapshots import SnapshotKept
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net.message import Message
+from p2ptrain.recovery.state_report import StageCopy
 from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold
 
@@ -53,8 +54,8 @@ class Holder:
         self.copies.begin(assignment(), None, FIRST)
 
     async def hears(self, backup_peer: str, units: tuple[int, int], version: Version) -> None:
-        kept = SnapshotKept(version, *units)
-        message = Message(SNAPSHOT_KEPT, {**KEY.fields(), **kept.fields()})
+        kept = SnapshotKept(KEY.job, StageCopy(KEY.generation, *units, version))
+        message = Message(SNAPSHOT_KEPT, kept.fields())
         await self.copies._kept(backup_peer, message)
 
 

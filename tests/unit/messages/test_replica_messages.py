@@ -20,11 +20,13 @@ from p2ptrain.messages.snapshots import (
     SnapshotOffer,
 )
 from p2ptrain.net import cbor
+from p2ptrain.recovery.state_report import StageCopy
 from p2ptrain.recovery.version import Version
 
 numbers = st.integers(0, 2**53)
 versions = st.builds(Version, numbers, numbers)
 units = st.tuples(st.integers(0, 1000), st.integers(1, 1000)).map(lambda p: (p[0], p[0] + p[1]))
+copies = st.builds(lambda g, place, v: StageCopy(g, *place, v), numbers, units, versions)
 
 
 def sent(fields: dict[str, Any]) -> dict[str, Any]:
@@ -33,19 +35,15 @@ def sent(fields: dict[str, Any]) -> dict[str, Any]:
     return received
 
 
-@given(versions, units, numbers)
-def test_an_offer_is_read_as_it_was_made(
-    version: Version, place: tuple[int, int], nbytes: int
-) -> None:
-    offer = SnapshotOffer(version, *place, nbytes)
+@given(copies, numbers)
+def test_an_offer_is_read_as_it_was_made(copy: StageCopy, nbytes: int) -> None:
+    offer = SnapshotOffer("job", copy, nbytes)
     assert SnapshotOffer.read(sent(offer.fields())) == offer
 
 
-@given(versions, units, st.none() | st.text("abc é", max_size=40))
-def test_so_is_what_became_of_it(
-    version: Version, place: tuple[int, int], failed: str | None
-) -> None:
-    kept = SnapshotKept(version, *place, failed)
+@given(copies, st.none() | st.text("abc é", max_size=40))
+def test_so_is_what_became_of_it(copy: StageCopy, failed: str | None) -> None:
+    kept = SnapshotKept("job", copy, failed)
     assert SnapshotKept.read(sent(kept.fields())) == kept
 
 
@@ -62,18 +60,18 @@ def test_an_order_names_them_too(named: list[Version], offer: bool) -> None:
     assert RoundOrder.read(sent(order.fields())) == order
 
 
-@given(versions, units, st.text("abc0", max_size=64))
-def test_so_is_another_keeper(version: Version, place: tuple[int, int], backup_peer: str) -> None:
-    other = BackupAssignment(version, *place, backup_peer)
+@given(copies, st.text("abc0", max_size=64))
+def test_so_is_another_keeper(copy: StageCopy, backup_peer: str) -> None:
+    other = BackupAssignment("job", copy, backup_peer)
     assert BackupAssignment.read(sent(other.fields())) == other
 
 
 def test_a_long_reason_is_cut_and_not_refused() -> None:
-    kept = SnapshotKept(Version(3, 1), 0, 2, "x" * 5000)
+    kept = SnapshotKept("job", StageCopy(7, 0, 2, Version(3, 1)), "x" * 5000)
     assert SnapshotKept.read(sent(kept.fields())).failed == "x" * REASON_LIMIT
 
 
-GOOD = {"step": 3, "computed": 1, "first": 2, "end": 4, "bytes": 100}
+GOOD = {"job": "job", "generation": 7, "step": 3, "computed": 1, "first": 2, "end": 4, "bytes": 100}
 
 
 @pytest.mark.parametrize(
@@ -82,7 +80,7 @@ GOOD = {"step": 3, "computed": 1, "first": 2, "end": 4, "bytes": 100}
     ids=str,
 )
 def test_a_malformed_offer_is_refused(wrong: dict[str, Any]) -> None:
-    assert SnapshotOffer.read(GOOD) == SnapshotOffer(Version(3, 1), 2, 4, 100)
+    assert SnapshotOffer.read(GOOD) == SnapshotOffer("job", StageCopy(7, 2, 4, Version(3, 1)), 100)
     with pytest.raises(ProtocolError):
         SnapshotOffer.read({**GOOD, **wrong})
 

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 
 from p2ptrain.recovery.cores.worker_core import WorkerCore, WorkerPhase
-from p2ptrain.recovery.cores.worker_port import HolderState, StageCopy, StateReportAsked
+from p2ptrain.recovery.cores.worker_port import HolderState, StateReportAsked
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.placement import PlacedStage, Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
-from p2ptrain.recovery.state_report import StateEntry, StateKind
+from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateKind
 from p2ptrain.recovery.version import Lineage, Version
 from tests.unit.recovery.cores.recorded_port import Asked, RecordedPort
 
