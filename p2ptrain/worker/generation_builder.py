@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner, task_scope
@@ -24,6 +24,7 @@ from p2ptrain.errors import Error, PeerError, TooLarge, size_text
 from p2ptrain.job.given_weights import stored_here
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.messages.assignment import Assignment, StageAssignment
+from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.mutated_state import unchanging_names
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio, trained_parameters
@@ -41,12 +42,13 @@ from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import PrepareFailed
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.state.checksums import ChecksumMismatch, digests_of
 from p2ptrain.state.fetch import SourceFailed, fetch_units, state_check
 from p2ptrain.state.snapshot_store import Named, StoredTensors
 from p2ptrain.state.transfer_client import Known
 from p2ptrain.state.transfer_server import version_source
-from p2ptrain.worker.context import WorkerContext
+from p2ptrain.worker.device_profile import DeviceProfiler
 from p2ptrain.worker.hosted_stages import HostedStages
 from p2ptrain.worker.job_store import JobStore
 
@@ -54,6 +56,25 @@ log = get_logger(__name__)
 
 
 ShortOf: TypeAlias = Callable[[MemoryBudgets], MemoryShortage | None]
+
+
+@dataclass(frozen=True)
+class WorkerContext:
+    """What a job's part on this device uses of the device around it.
+
+    Attributes:
+        on_failure: (assignment, stage, error) reports to the holder.
+        notify_holder: (assignment, report) sends the holder another `train.failed`.
+        waits: called when the job stands still until the device of that id is back.
+        changed: called when the phase of the worker has changed.
+    """
+
+    shell: LocalDevice
+    measures: DeviceProfiler
+    on_failure: Callable[[Assignment, int, BaseException], Awaitable[None]]
+    notify_holder: Callable[[Assignment, FailureReport], Coroutine[Any, Any, None]]
+    waits: Callable[[str], None]
+    changed: Callable[[], None]
 
 
 class GenerationBuild:
@@ -86,7 +107,7 @@ class GenerationBuild:
         self.assignment = assignment
         self.moved_bytes = self.fetched_bytes = 0
         self._around = around
-        self._mesh = around.mesh
+        self._mesh = around.shell.mesh
         self._compute = around.shell.compute
         self._store = store
         self._tasks = tasks
@@ -123,7 +144,7 @@ class GenerationBuild:
         """Neither others wait for what was to be handed on, nor anything arrives here."""
         if self._task is not None:
             self._task.cancel()
-        self._around.states.arriving.give_up(
+        self._around.shell.states.arriving.give_up(
             self.assignment, self._mesh.self_id, f"{self._mesh.name} {why}"
         )
         if self._built is not None:
@@ -184,7 +205,7 @@ class GenerationBuild:
             units = (wanted.first, wanted.end)
             known = await self._in_own_files(description, *units)
             state = await fetch_units(
-                self._mesh, self._around.states, assignment, wanted, check, count, known=known
+                self._mesh, self._around.shell.states, assignment, wanted, check, count, known=known
             )
             came = (t for n, t in state.tensors.items() if n not in known or t is not known[n][0])
             self.moved_bytes += sum(tensor.nbytes for tensor in came)
@@ -243,7 +264,7 @@ class GenerationBuild:
     async def _here(self, place: StageAssignment) -> StoredTensors:
         source, job = version_source(self.assignment.version), self.assignment.key.job
         try:
-            return await self._around.states.read(job, source, place.first, place.end)
+            return await self._around.shell.states.read(job, source, place.first, place.end)
         except SourceFailed:
             raise
         except PeerError as error:  # this device was to have it

@@ -20,7 +20,7 @@ from p2ptrain.mesh.interface import (
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.cores.worker_port import HolderState
-from p2ptrain.worker.context import WorkerContext
+from p2ptrain.worker.generation_builder import WorkerContext
 from p2ptrain.worker.hosted_stages import HostedStages
 from p2ptrain.worker.session import WorkerSession
 

@@ -78,8 +78,8 @@ from p2ptrain.runtime.device import KnownModel, LocalDevice
 from p2ptrain.runtime.io.arrival_norms import ARRIVALS_LIMIT, Arrivals
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.state.transfer_server import TransferServer
-from p2ptrain.worker.context import WorkerContext
 from p2ptrain.worker.device_profile import DeviceProfiler
+from p2ptrain.worker.generation_builder import WorkerContext
 from p2ptrain.worker.hosted_stages import failure_report
 from p2ptrain.worker.job_slot import JobSlot
 from p2ptrain.worker.rebuild import send_logged
@@ -136,8 +136,6 @@ class WorkerService:
         self._emit = emit
         self.due = Due(mesh, only_for, lambda: self.slot.holder)
         self._surroundings = WorkerContext(
-            mesh=mesh,
-            states=self.device.states,
             shell=self.device,
             measures=self.measures,
             on_failure=self._report_failure,

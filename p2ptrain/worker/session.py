@@ -39,8 +39,7 @@ from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateReport
 from p2ptrain.recovery.version import Version
-from p2ptrain.worker.context import WorkerContext
-from p2ptrain.worker.generation_builder import GenerationBuild
+from p2ptrain.worker.generation_builder import GenerationBuild, WorkerContext
 from p2ptrain.worker.hosted_stages import HostedStages
 from p2ptrain.worker.job_store import JobStore
 from p2ptrain.worker.rebuild import StageRebuilder
@@ -66,9 +65,9 @@ class WorkerSession:
         self.alone_since: float | None = None
         self._around = around
         self._booking = Booking(monotonic())
-        self._store = JobStore(job, around.states, self._look)
-        self._core = WorkerCore(around.mesh.self_id, self)
-        self.replication = SnapshotService(around.mesh, job, self._store, self._core)
+        self._store = JobStore(job, around.shell.states, self._look)
+        self._core = WorkerCore(around.shell.mesh.self_id, self)
+        self.replication = SnapshotService(around.shell.mesh, job, self._store, self._core)
         self._digest = ""
         self._others: frozenset[str] = frozenset()  # seen alive by the holder
         self._committed: Version | None = None  # newest committed to this device
@@ -124,8 +123,8 @@ class WorkerSession:
         await self._reach("state_report.receive.before")
         others = request.alive
         if self._core.phase is WorkerPhase.IDLE:  # nothing runs that must be stopped first
-            await wait_until_linked(self._around.mesh, others)
-        number, me = next(self._numbers), self._around.mesh.self_id
+            await wait_until_linked(self._around.shell.mesh, others)
+        number, me = next(self._numbers), self._around.shell.mesh.self_id
         asked = StateReportAsked(
             number, peer, request.generation, request.apply, request.coefficient, request.rebuild
         )
@@ -144,7 +143,7 @@ class WorkerSession:
         Raises as `report_state`.
         """
         await self._reach("prepare.receive.before")
-        if self._around.mesh.self_id not in assignment.devices:
+        if self._around.shell.mesh.self_id not in assignment.devices:
             raise ProtocolError("an assignment without this device")
         fetches = (await read_part(Fetches, message, 1)).parts
         request = PrepareRequest.read(message.fields)
@@ -172,7 +171,7 @@ class WorkerSession:
 
     def begin(self, peer: str, generation: int) -> None:
         """A generation is in force."""
-        failpoints.reach_now("begin.receive.before", device=self._around.mesh.self_id)
+        failpoints.reach_now("begin.receive.before", device=self._around.shell.mesh.self_id)
         self._core.begin(peer, generation)
 
     async def order(self, peer: str, key: GenerationKey, order: RoundOrder) -> None:
@@ -223,7 +222,7 @@ class WorkerSession:
         await self._tasks.done()
 
     async def _reach(self, name: str) -> None:
-        await failpoints.reach(name, device=self._around.mesh.self_id)
+        await failpoints.reach(name, device=self._around.shell.mesh.self_id)
 
     @staticmethod
     def _on_failed(work: str, error: BaseException) -> None:
@@ -274,7 +273,7 @@ class WorkerSession:
     def answer_state(self, request: int, peer: str, entries: tuple[StateEntry, ...]) -> None:
         """With what this device has measured."""
         self.alone_since = None  # this is asked for a holder that resumes
-        mesh = self._around.mesh
+        mesh = self._around.shell.mesh
         state_report = StateReport(
             mesh.self_id,
             self.generation,

@@ -12,7 +12,7 @@ from p2ptrain.messages.round_orders import RoundOrder
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.io.replay_log import ReplayLog
 from p2ptrain.state.transfer_server import TransferServer
-from p2ptrain.worker.context import WorkerContext
+from p2ptrain.worker.generation_builder import WorkerContext
 from p2ptrain.worker.hosted_stages import HostedStages
 from p2ptrain.worker.session import WorkerSession
 from tests.support.memory_household import MemoryHousehold, memory_id
@@ -28,7 +28,8 @@ def training(steps: int) -> tuple[WorkerSession, ReplayLog]:
         log.note_order(RoundOrder(Round(step, RoundMode.TRAIN, step, 16, 4)))
     mesh = MemoryHousehold(["a", "b"])["b"]
     nothing: dict[str, Any] = dict.fromkeys(WorkerContext.__dataclass_fields__)
-    around = {**nothing, "mesh": mesh, "states": TransferServer(mesh), "changed": lambda: None}
+    shell = SimpleNamespace(mesh=mesh, states=TransferServer(mesh))
+    around = {**nothing, "shell": shell, "changed": lambda: None}
     part = WorkerSession("job", WorkerContext(**around))
     part.holder = HOLDER
     part._store.hosted = cast("HostedStages", SimpleNamespace(log=log))
