@@ -22,7 +22,7 @@ units or, where the model may not be cut everywhere, the blocks between two cuts
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -69,7 +69,12 @@ class OrderCuts:
 
     Arguments:
         caps: by device, the largest part of the round's work it may take.
+        private: the first and the last stage are the same device's.
         cuts: where the model may be cut, its ends included; everywhere unless given.
+        more_seconds: of a part, [L+1, L+1] what a micro-batch costs it beside its computing.
+
+    Attributes:
+        carried: [L+1] bytes of a micro-batch over each cut.
     """
 
     def __init__(
@@ -80,16 +85,18 @@ class OrderCuts:
         *,
         private: bool = False,
         cuts: Sequence[int] | None = None,
+        more_seconds: Callable[[UnplacedGroup], Floats] | None = None,
     ) -> None:
-        self.cost, self.split, self._caps, self._private = cost, split, caps or {}, private
+        self.cost, self.split, self._caps, self.private = cost, split, caps or {}, private
+        self._more_seconds = more_seconds
         self.cuts = range(cost.unit_count + 1) if cuts is None else cuts
         self.rounds = split.batch_size / split.first_samples
         units = cost.profile.units
         self._trained = self._ranges([state.trained for state in cost.unit_states])
         self._summed = self._ranges([state.summed_bytes for state in cost.unit_states])
         self._activations = self._ranges([unit.activation_bytes for unit in units])
-        self._carried = np.array([0.0, *(unit.output_bytes for unit in units)])[[*self.cuts]]
-        self._carried *= split.first_samples
+        self.carried = np.array([0.0, *(unit.output_bytes for unit in units)])[[*self.cuts]]
+        self.carried *= split.first_samples
         work = WorkloadShare(cost.profile)
         parts = [work.units(i, i + 1, split.first_samples) for i in range(len(units))]
         self._work = self._ranges(parts)
@@ -137,6 +144,8 @@ class OrderCuts:
         if cost.mode is PlanMode.ASYNC:  # gradients are exchanged while others are computed
             exchanges = len(group.devices) if group.deals else 1
             seconds, reduce = np.maximum(seconds, reduce / exchanges), np.zeros(shape)
+        if self._more_seconds is not None:
+            seconds = seconds + self._more_seconds(part)
         return CutTables(latency, seconds, trips, reduce)
 
     def _seconds(self, device: int, samples: int) -> Floats:
@@ -219,16 +228,6 @@ class OrderCuts:
         """[L+1, L+1] sums over [i, j); 0 or below where the range is empty."""
         sums = np.concatenate(([0.0], np.cumsum(per_unit)))[[*self.cuts]]
         return np.asarray(sums[None, :] - sums[:, None], dtype=np.float64)
-
-    @property
-    def carried(self) -> Floats:
-        """[L+1] bytes of a micro-batch over each cut."""
-        return self._carried
-
-    @property
-    def private(self) -> bool:
-        """Whether the first and the last stage are the same device's."""
-        return self._private
 
 
 class _CutProgramme:

@@ -1,19 +1,19 @@
-"""The search of the light re-plan: near orders, their best cuts, cuts that move fewer bytes."""
+"""The search of the light re-plan: near orders, their best cuts, and cuts beside those."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
-from math import isfinite
+from itertools import pairwise
+
+import numpy as np
 
 from p2ptrain.plan.cost.check_plan import WorkloadShare
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, UnplacedGroup, peak_bytes
 from p2ptrain.plan.problem.judge import Judge, Judged
-from p2ptrain.plan.problem.order_cuts import Order, OrderCuts
+from p2ptrain.plan.problem.order_cuts import Floats, Order, OrderCuts
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.replan.fewest_bytes import Missing, cheapest_borders, slowest_seconds
 from p2ptrain.plan.replan.migration import Pause
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.search.orders import OrderSearch, by_length
@@ -25,12 +25,6 @@ from p2ptrain.plan.types.request import PlanRequest
 
 TOLERANCE = 0.01
 """A plan this much slower than the fastest found is taken if it moves fewer bytes."""
-
-SLACKS = (0.0, 0.03)
-"""How much slower than the fastest draft's slowest a stage may be while bytes are minimised."""
-
-PAUSE_SLACKS = (0.03, 0.15, 0.4)
-"""The same in a pause: with few micro-batches a round is hardly longer for one slow stage."""
 
 MAX_PLACES = 22
 """Cut places while orders are compared."""
@@ -75,6 +69,32 @@ THOROUGH = ReplanEffort(20_000, 4000, 2000, 3_000_000, 1_000_000, 20, looks=8)
 """Two to four times as long, where there is no hurry: a join or drift."""
 
 
+class _Missing:
+    """Bytes that each device would have to fetch, by units."""
+
+    def __init__(self, cost: CostModel, held: Replicas) -> None:
+        sizes = [state.version_bytes for state in cost.unit_states]
+        self._sums: list[Floats] = []
+        for device in cost.devices:
+            lacks = [
+                0 if device.name in held.holders_of(unit) else size
+                for unit, size in enumerate(sizes)
+            ]
+            self._sums.append(np.concatenate(([0], np.cumsum(lacks))))
+
+    def of(self, draft: Draft) -> int:
+        """Bytes that must travel for `draft`."""
+        total = 0
+        for (first, end), group in zip(draft.units, draft.groups, strict=True):
+            total += sum(int(self._sums[d][end] - self._sums[d][first]) for d in group.devices)
+        return total
+
+    def by_cuts(self, part: UnplacedGroup) -> Floats:
+        """[L+1, L+1] bytes that a stage of those devices lacks of units [i, j)."""
+        sums = sum((self._sums[device] for device in part.devices), start=np.zeros(1))
+        return np.asarray(sums[None, :] - sums[:, None], dtype=np.float64)
+
+
 class LightSearch:
     """One light re-plan. `evaluated` counts the drafts simulated."""
 
@@ -98,8 +118,7 @@ class LightSearch:
         self.allowed = tuple(sorted(cost.index(name) for name in wanted))
         self._required = frozenset(cost.index(name) for name in request.required & names)
         self._caps = {cost.index(n): cap for n, cap in request.caps.items() if n in names}
-        self._missing = Missing(cost, held)
-        self._borders: dict[Order, list[int]] = {}
+        self._missing = _Missing(cost, held)
         self._question = Question(
             *(self.judge, [self.split], self.allowed, self.private, self._required, self._caps),
             groups=request.groups,
@@ -129,15 +148,30 @@ class LightSearch:
         self.judge.budget_tasks = self._effort.depth_tasks
         fastest = self._fastest(self._other_depths(fastest), fastest) or fastest
         self.judge.budget_tasks = self._effort.frugal_tasks
-        near = list(self._borders)[:2]
-        if self._pause is not None and self._base in self._borders:
-            near.append(self._base)  # neighbours keep each other's copies
-        cheaper = [draft for order in dict.fromkeys(near) for draft in self._cheap(order)]
-        known = [*old, *drafts, *cheaper]
         if self._pause is None:
-            return self._cheapest(fastest, known)
+            return self._cheapest(fastest, [*old, *drafts, *self._near(fastest.draft)])
         self.judge.budget_tasks = self._effort.search_tasks
+        known = [*old, *drafts]
+        for order in dict.fromkeys((*orders[:2], *([self._base] if self._base else []))):
+            known += self._soon(order, fastest.seconds, self._pause)
         return self._pause.soonest(self.judge, fastest, known, self._near)
+
+    def _soon(self, order: Order, fastest_seconds: float, pause: Pause) -> list[Draft]:
+        """Its best cuts where what must be fetched counts as what slower rounds would lose."""
+        cost, repay = self.cost, max(pause.repay_seconds, 1.0)
+        seconds_per_byte = float((1 / cost.links.rates).mean())
+        per_byte = seconds_per_byte * fastest_seconds / repay / self._cuts.rounds
+        cuts = OrderCuts(
+            *(cost, self.split, self._caps),
+            private=self.private,
+            more_seconds=lambda part: per_byte * self._missing.by_cuts(part),
+        )
+        _, rows = cuts.solve([order] * 2, self._fine_places, (True, False))
+        return [
+            draft
+            for row in dict.fromkeys(map(tuple, rows.tolist()))
+            for draft in self._drafted(order, row)
+        ]
 
     def _near(self, draft: Draft) -> Iterator[Draft]:
         """The same stages, their borders a little elsewhere."""
@@ -192,12 +226,8 @@ class LightSearch:
         found.sort()
         drafts: dict[Draft, None] = {}
         for _, _, order, rows in found[: self._effort.finalists]:
-            self._borders[order] = rows[0]
             for row in dict.fromkeys(map(tuple, rows)):
                 drafts.update(dict.fromkeys(self._drafted(order, row)))
-        for _, _, order, rows in found:
-            if order == self._base:
-                self._borders.setdefault(order, rows[0])
         return list(drafts)
 
     def _drafted(self, order: Order, borders: Sequence[int]) -> list[Draft]:
@@ -246,27 +276,6 @@ class LightSearch:
         return [other for other in self.judge.depths(draft) if self._is_allowed(other)]
 
     # -- bytes -----------------------------------------------------------------------------------
-
-    def _cheap(self, order: Order) -> list[Draft]:
-        """Drafts of that order that move few bytes and are about as fast by value."""
-        borders = self._borders.get(order)
-        if borders is None:
-            return []
-        slowest = slowest_seconds(self._cuts, order, borders)
-        if not isfinite(slowest):  # memory holds no cuts in that order
-            return []
-        slacks: Sequence[float] = SLACKS
-        evenness: Sequence[float] = (0.0,)
-        if self._pause is not None:
-            slacks, evenness = PAUSE_SLACKS, self._pause.uneven_bytes
-        found: dict[tuple[int, ...], None] = {}
-        for slack, uneven in product(slacks, evenness):
-            limit = slowest * (1 + slack)
-            limits = limit, borders[-2], uneven
-            cheap = cheapest_borders(self._cuts, self._missing, order, *limits)
-            if cheap is not None:
-                found[cheap] = None
-        return [draft for cheap in found for draft in self._drafted(order, cheap)]
 
     def _cheapest(self, fastest: Judged, drafts: Iterable[Draft]) -> Judged:
         """Of the drafts within TOLERANCE of the fastest, the one that moves fewest bytes."""

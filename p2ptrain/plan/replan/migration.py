@@ -249,12 +249,6 @@ class Pause:
     held: Replicas
     repay_seconds: float
 
-    @property
-    def uneven_bytes(self) -> tuple[float, ...]:
-        """What uneven cuts may count for, in bytes: next to nothing, up to thrice all there is."""
-        whole = sum(state.version_bytes for state in self.cost.unit_states)
-        return (1.0, 0.3 * whole, whole, 3.0 * whole)
-
     def moving_seconds(self, draft: Draft) -> float:
         """Until every device has what it lacks for `draft`."""
         needs = [

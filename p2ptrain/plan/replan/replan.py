@@ -3,12 +3,12 @@
 After Asteroid (section 3.4): when a device is gone its work is spread over the others by capacity,
 by moving the cut points. Asteroid keeps the order of the stages; here orders one or two changes
 away are considered too (`light_search`), all of them by one batched dynamic programme
-(`order_cuts`), the best few by simulation. Of all drafts within a tolerance of the fastest the one
-that moves fewest bytes is chosen (`fewest_bytes`, `light_search`).
+(`order_cuts`), the best few by simulation. Of all drafts within a tolerance of the fastest, its
+neighbours among them, the one that moves fewest bytes is chosen.
 
     old order, without the dead ---> near orders ---> best cuts of each ---> simulate the best
           ^                              |                                          |
-          +------ best order so far <----+           cheapest cuts about as fast <--+
+          +------ best order so far <----+             cuts beside the fastest's <--+
 
 The micro-batch stays as it is: it decides the order of floating-point sums, and a recovered run
 must equal an undisturbed one.
