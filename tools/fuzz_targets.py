@@ -26,7 +26,8 @@ from p2ptrain.api.progress import JobLine
 from p2ptrain.api.steering import SteerRequest
 from p2ptrain.control.lease import LeasedIdentity, place_fields, read_place
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
-from p2ptrain.coordinator.plan_question import Near, PlanQuestion, ReplanReply, ReplanRequest
+from p2ptrain.coordinator.plan_question import Near, PlanQuestion
+from p2ptrain.coordinator.service import PlanWish
 from p2ptrain.errors import Error, ProtocolError
 from p2ptrain.files import SealBroken, open_json, seal_json
 from p2ptrain.holder.start import journal
@@ -48,7 +49,6 @@ from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.job_requests import PrepareReply, StateRequest
 from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
 from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, SharingLimits
-from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder
 from p2ptrain.messages.snapshots import (
     BackupAssignment,
@@ -93,10 +93,10 @@ from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
+from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.profiling.boxed_measure import ProfileResult
 from p2ptrain.profiling.measure_units import UnitMeasurements
 from p2ptrain.recovery.fetch_plan import Fetch
-from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.state_report import (
     ReplayWindow,
@@ -106,7 +106,6 @@ from p2ptrain.recovery.state_report import (
     StateReport,
 )
 from p2ptrain.recovery.version import Era, Lineage, Version
-from p2ptrain.recovery.watch.profile_corrections import ProfileCorrections
 from p2ptrain.recovery.watch.stall_detector import ProgressCounters
 from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checksums import read_digest
@@ -439,6 +438,7 @@ def _training() -> list[Target]:
     ended = FailureReport("link", "a link ended", peer=ME)
     return [
         *(_of_frame(order) for order in orders),
+        _of_frame(PlanWish(1, SearchPriority.IDLE)),
         *(_of_part(part) for part in parts),
         Target("link_failure", of_fields(FailureReport.read), [cbor.dumps(ended.fields())]),
         Target("digest", of_value(lambda value: read_digest(value, 100)), [cbor.dumps([5])]),
@@ -471,26 +471,11 @@ def _about_plans() -> list[Target]:
     near = Near(
         Plan.from_json(_PLAN, "the plan"), Replicas((("a",),) * 2 + (("b",),)), ReplanMethod.LIGHT
     )
-    request = ReplanRequest(
-        planning=planning_request(),
-        in_force=PlanInForce(assignment(), _PLAN),
-        reason=ReconfigureReason.DRIFT,
-        holder=ME,
-        alive=frozenset({ME, "b"}),
-        without=frozenset({"b"}),
-        corrections=ProfileCorrections(),
-        work=1.5,
-        lowered={"b": MemoryBudgets(1 << 20)},
-        remaining_rounds=9,
-        moved_seconds_ago=(5.0,),
-    )
     return [
         _of_part(
             PlanQuestion(replace(planning_request(), batch_size=8), household, near),
             PlanQuestion(planning_request(), household),
         ),
-        _of_part(request),
-        _of_part(ReplanReply(_PLAN, 0.1, "it is faster", frozenset({ME}))),
     ]
 
 

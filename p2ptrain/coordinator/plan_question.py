@@ -1,10 +1,8 @@
-"""Questions for a plan, before and during training, and the check of an answer.
+"""The question for a plan, before and during training, and the check of an answer.
 
 A question contains the cluster as the holder has measured it, so that every device answers the
 same question with the same plan. An answer of another device is only a proposal: it is checked to
 be a plan for exactly this question before anything in it is used.
-
-`ReplanRequest` is asked during training: would another plan be better now?
 """
 
 from __future__ import annotations
@@ -12,28 +10,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, Any, ClassVar, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.messages.snapshots import REASON_LIMIT
 from p2ptrain.net import cbor
 from p2ptrain.net.fields import DEVICES_LIMIT, shown
-from p2ptrain.net.forms import By, Flat, Length, Range, Row, Text
-from p2ptrain.net.parts import HOUSEHOLD, LARGE, Blob, BlobLimit, decoded
+from p2ptrain.net.forms import By, Length, Range, Row
+from p2ptrain.net.parts import HOUSEHOLD, LARGE, decoded
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.cost.check_plan import check_kinds
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.cluster import ClusterLink
-from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.plan.types.request import PlanMode
-from p2ptrain.recovery.generation_request import ReconfigureReason
-from p2ptrain.recovery.watch.profile_corrections import MAX_FACTOR, MIN_FACTOR, ProfileCorrections
 from p2ptrain.tiling.planning.make_plan import NAMES
 
 LINKS_LIMIT = 1 << 17
@@ -98,21 +92,20 @@ class PlanQuestion:
         household = MeasuredCluster(form.candidates, links, form.holder, form.leaving)
         return PlanQuestion(form.request, household, _near(form))
 
-    def checked(self, value: object) -> Plan:
-        """`p2ptrain.plan/1` as an answer to this. Raises OptionError, ProtocolError: it is none."""
-        plan = self.proposed(value)
+    def answered(self, data: bytes) -> Plan:
+        """An answer to this, as it travels. Raises OptionError, ProtocolError: it is none."""
+        size = self.request.batch_size
+        plan = self.proposed(Plan.from_json(decoded(data, LARGE), "the plan", batch_size=size))
         here = {candidate.name for candidate in self.household.candidates}
         if here - plan.device_names != {out.name for out in plan.left_out}:
             raise ProtocolError("a plan that leaves devices out and does not say so")
         return plan
 
-    def answered(self, data: bytes) -> Plan:
-        """The same as it travels."""
-        return self.checked(decoded(data, LARGE))
+    def proposed(self, plan: Plan) -> Plan:
+        """One that was made before it was asked for, perhaps with fewer devices.
 
-    def proposed(self, value: object) -> Plan:
-        """The same for one that was made before it was asked for, perhaps with fewer devices."""
-        plan = Plan.from_json(value, "the plan", batch_size=self.request.batch_size)
+        Raises OptionError, ProtocolError: it is none for this.
+        """
         self.check_fits(plan)
         if plan.planner not in NAMES:
             raise ProtocolError("a plan of a planner that is not known here")
@@ -224,53 +217,3 @@ class _QuestionFields:
             raise ValueError("its holder is no candidate")
         if len({candidate.name for candidate in self.candidates}) < len(self.candidates):
             raise ValueError("two candidates have one name")
-
-
-@dataclass(frozen=True, slots=True)
-class ReplanRequest(Blob):
-    """A question about the plan in force.
-
-    Attributes:
-        reason: why it is asked: a device came, leaves, or drifts.
-        holder: id of the device with the data.
-        alive: devices that the holder sees alive, itself included.
-        without: devices that are leaving.
-        corrections: what training has shown of the profiles.
-        work: how many times as much the plan's tasks take as it expected (`work_ratio`).
-        lowered: what devices proved to have less memory of, by id.
-        remaining_rounds: of training, before the job ends.
-        moved_seconds_ago: ages of the changes of plan that nothing forced.
-    """
-
-    LIMIT: ClassVar[BlobLimit] = LARGE
-
-    planning: RequestBytes
-    in_force: Annotated[PlanInForce, Flat()]
-    reason: ReconfigureReason
-    holder: Annotated[str, Text(64)]
-    alive: frozenset[Annotated[str, Text(64)]]
-    without: frozenset[Annotated[str, Text(64)]]
-    corrections: ProfileCorrections
-    work: Annotated[float, Range(MIN_FACTOR, MAX_FACTOR)]
-    lowered: Mapping[str, MemoryBudgets]
-    remaining_rounds: Annotated[int, Range(0)]
-    moved_seconds_ago: Annotated[tuple[float, ...], Length(4096)]
-
-
-@dataclass(frozen=True, slots=True)
-class ReplanReply(Blob):
-    """The answer.
-
-    Attributes:
-        plan: the better one, `p2ptrain.plan/1`; None = stay.
-        gain: predicted throughput over the present plan's, less 1; None where it cannot stay.
-        reason: in a sentence with the numbers, for logs.
-        in_sight: ids of the devices whose speeds and links were known.
-    """
-
-    LIMIT: ClassVar[BlobLimit] = LARGE
-
-    plan: Mapping[str, Any] | None
-    gain: float | None
-    reason: Annotated[str, Text(REASON_LIMIT, clean=True)]
-    in_sight: frozenset[Annotated[str, Text(64)]]

@@ -1,8 +1,8 @@
 """Drives a job from generation to generation on the device with the data: shell of `holder_core`.
 
-    ask a coordinator ──► all devices ready ──► begin ──► rounds ──► weights are fetched
-            ▲                                               │ a device dies, a link breaks
-            └───────────────────────────────────────────────┘
+    have all devices made ready ──► begin ──► rounds ──► weights are fetched
+            ▲                                   │ a device dies, a link breaks
+            └───────────────────────────────────┘
 
 Each number is reported once, however often its steps are computed again. `MembershipAdapter`
 passes what the mesh knows of the members on to the rules.
@@ -128,11 +128,12 @@ class JobDriver:
             mesh, planning.job, self._on_stable, self.reports.warn, fixed, settings
         )
         self._signs = MembershipAdapter(mesh, planning.alone, self._on_sign)
-        self._planner = Planner(mesh, profiler, self._pass_over, settings.patience)
+        self._planner = Planner(mesh, self._pass_over, settings.plan_limits)
         self.replan_watcher = ReplanWatcher(
             mesh,
             planning,
             self._planner,
+            profiler,
             self._core,
             lambda: reports.remaining(steps),
             self._post,
@@ -385,7 +386,8 @@ class JobDriver:
             return
         self.reports.faulty[name] = str(error)
         self.reports.warn(f"{error}: this job continues without {name} until it starts again", name)
-        if device == self._planner.coordinator:
+        office = self._mesh.coordinator
+        if office is not None and device == office.id:
             self._distrust(device)
         self._on_sign(holder_events.MemberDied(device, certain=False))
 

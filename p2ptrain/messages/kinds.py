@@ -9,9 +9,8 @@ are dropped and counted, from any sender. docs/internals/messages.md has the fie
 #   holder                coordinator             devices of the plan
 #     |-- generation.report ------------------------->|   (stops, reports its state)
 #     |-- links.measure, profile.measure ------------>|   (asks the holder for model.fetch)
-#     |-- plan.ask ------->|-- plan.search ---------->|   (the fastest, where that pays)
-#     |-- plan.works ----->|                          |   (a sign of work? none: passed over)
-#     |<---- the plan -----|                          |
+#     |-- plan.ask ------->|                          |   (or a faster device, where that pays)
+#     |<---- the plan -----|                          |   (no sign of work: passed over)
 #     |-- generation.prepare ------------------------>|   (fetches its weights: state.read)
 #     |<----------------------------------- ready ----|
 #     |-- generation.begin -------------------------->|   to all members: others have no part
@@ -43,13 +42,7 @@ PLAN = "plan.ask"
 
 PLAN_END = "plan.ask.end"
 
-WORKS = "plan.works"
-
 PASSED_OVER = "coordinator.passed_over"
-
-SEARCH_PLAN = "plan.search"
-
-SEARCH_END = "plan.search.end"
 
 MEASURE_PROFILE = "profile.measure"
 
@@ -106,10 +99,6 @@ STANDING = "train.standing"
 SPANS = "trace.spans"
 
 ENERGY = "device.energy"
-
-REPLAN = "job.replan"
-
-REPLAN_END = "job.replan.end"
 
 FACTS = "job.facts"
 

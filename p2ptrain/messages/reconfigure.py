@@ -38,8 +38,7 @@ class ReconfigureRequest:
 
     Attributes:
         corrections: what training has shown of the profiles.
-        proposed: `p2ptrain.plan/1` that was found for this change while training went on; None = to
-            be found now.
+        proposed: what was found for this change while training went on; None = to be found now.
         given: the plan to begin with, from the user; None = it is to be found.
         wants_expected: the holder was started again, and does not know what to expect of the plan
             in force, nor what its copies cost.
@@ -50,7 +49,7 @@ class ReconfigureRequest:
     in_force: PlanInForce | None
     recovery: ReplanMethod = ReplanMethod.LIGHT
     corrections: ProfileCorrections = field(default_factory=ProfileCorrections)
-    proposed: Mapping[str, Any] | None = None
+    proposed: Plan | None = None
     given: Plan | None = None
     wants_expected: bool = False
 

@@ -123,13 +123,13 @@ class Due:
         self._holder = holder
         self._news_seconds = news_seconds
         self._asked = AskedTime(MEASURED_SECONDS, STRETCH_SECONDS)
-        self._measuring = 0
+        self._works = 0
         self.rests = ""
 
     @property
-    def is_measuring(self) -> bool:
-        """Whether this device measures something for another one now."""
-        return self._measuring > 0
+    def is_working(self) -> bool:
+        """Whether this device measures or plans something for another one now."""
+        return self._works > 0
 
     def check_job_of(self, holder: str) -> None:
         """Raises PeerError: this device's person does not lend it to that one's jobs, or rests."""
@@ -158,13 +158,14 @@ class Due:
                 "here"
             )
 
-    def check_coordinates(self) -> None:
-        """Raises NotCoordinator: it is not this device that holders ask for plans, or not now."""
+    def check_plans_for(self, peer: str) -> None:
+        """Raises NotCoordinator: this device neither coordinates nor is `peer` in charge, or it
+        rests."""
         if self.rests:
             raise NotCoordinator(f"{self._mesh.name}: {self.rests}")
         office = self._mesh.coordinator
         if office is None or office.id != self._mesh.self_id:
-            raise NotCoordinator(f"{self._mesh.name} does not coordinate")
+            self.check_in_charge(peer)
 
     async def until_in_charge(self, peer: str) -> None:
         """The same, once the news of an election has had its time."""
@@ -182,9 +183,17 @@ class Due:
                 f"and does so again in {wait_seconds:.0f} s"
             )
         begin = monotonic()
-        self._measuring += 1
+        try:
+            with self.working():
+                yield
+        finally:
+            self._asked.spend(peer, begin, monotonic())
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Around what is done for others: they see that it is under way."""
+        self._works += 1
         try:
             yield
         finally:
-            self._measuring -= 1
-            self._asked.spend(peer, begin, monotonic())
+            self._works -= 1

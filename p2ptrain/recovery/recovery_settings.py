@@ -4,25 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from p2ptrain.recovery.work_signs import TALKS, USUAL, SignLimits
-
-
-@dataclass(frozen=True, slots=True)
-class Patience:
-    """With a coordinator.
-
-    Attributes:
-        head_start_seconds: so long it plans alone; then the holder does too. Raise: a slow holder
-            waits longer for nothing. Lower: it works in vain more often.
-        silence_seconds: without a sign that it works on the question it is passed over.
-        look_seconds: between two questions whether it works.
-        most_late: answers in a row that came too late, though it said that it works.
-    """
-
-    head_start_seconds: float = 5.0
-    silence_seconds: float = 5.0
-    look_seconds: float = 1.0
-    most_late: int = 3
+from p2ptrain.recovery.work_signs import PLANS, TALKS, USUAL, SignLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +38,7 @@ class RecoverySettings:
         answer_seconds: for a device's answer to a question that needs no work.
         work_limits: how long a device that works on something may show nothing.
         talk_limits: the same where it only has to answer others.
-        patience: with a coordinator.
+        plan_limits: as work_limits, for a device that is asked for a plan.
         less_memory_share: what is left of a memory budget that proved too large, where the device
             does not know better.
         newcomer_settle_seconds: without another newcomer, before one look for all of them: devices
@@ -87,7 +69,7 @@ class RecoverySettings:
     answer_seconds: float = 2.0
     work_limits: SignLimits = USUAL
     talk_limits: SignLimits = TALKS
-    patience: Patience = Patience()
+    plan_limits: SignLimits = PLANS
     less_memory_share: float = 0.9
     newcomer_settle_seconds: float = 1.0
     evaluation_retry_seconds: float = 2.0

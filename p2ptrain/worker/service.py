@@ -347,7 +347,7 @@ class WorkerService:
     async def _alive(self, peer: str, message: Message) -> Message:
         """What this device has done so far: two answers show whether it moves."""
         done, part = count_progress(self.mesh, self.compute.finished), self.slot.part
-        works = self.compute.is_busy or self.due.is_measuring
+        works = self.compute.is_busy or self.due.is_working
         sign = WorkSign(
             done.tasks,
             0 if part is None else part.fetched_bytes,

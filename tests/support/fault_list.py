@@ -56,7 +56,6 @@ _ON_DISK = (
     "checkpoint.index.after",
 )
 _LOOK = ("look.ask.before", "look.found.before")
-_LOOKING = ("look.measured.after", "look.decided.before")
 _LEAVE = ("leave.receive.before", "leave.answer.before")
 _BORDER = ("settled.receive.before", "settled.answer.before")
 _GROUP = (
@@ -165,11 +164,10 @@ def _of_joins() -> Iterator[Fault]:
     for victim in "bcdea":
         for name in _LOOK:
             yield Fault(name, victim, "a", first="join")
-        for name in (*_LOOKING, *_OFFICE):
+        for name in ("look.measured.after", *_OFFICE):
             yield Fault(name, victim, "a", first="join")
             if victim != "a":
-                where = "d" if name in _LOOKING else "a"
-                yield Fault(name, victim, where, first="join", coordinator="d")
+                yield Fault(name, victim, "a", first="join", coordinator="d")
         for name in _BORDER:
             yield Fault(name, victim, "c", first="join")
         for name in (*_CHANGE, *_BEGIN):
@@ -184,12 +182,10 @@ def _of_leaves() -> Iterator[Fault]:
     for victim in "bcdea":
         for name in (*_LOOK, *_LEAVE, *_BEGIN):
             yield Fault(name, victim, "a", first="leave")
-        for name in (*_LOOKING, *_OFFICE):
-            if name != "look.measured.after":  # nobody came
-                yield Fault(name, victim, "a", first="leave")
-                if victim != "a":
-                    where = "e" if name in _LOOKING else "a"
-                    yield Fault(name, victim, where, first="leave", coordinator="e")
+        for name in _OFFICE:
+            yield Fault(name, victim, "a", first="leave")
+            if victim != "a":
+                yield Fault(name, victim, "a", first="leave", coordinator="e")
         for name in (*_BORDER, *_CHANGE):
             comes = victim if victim in "bd" else "b"
             yield Fault(name, victim, comes, first="leave", may_miss=name in _CHANGE[2:])

@@ -1,247 +1,192 @@
-"""Gets the holder's plans: the port of `planner_core`.
+"""Gets the holder's plans: from the coordinator or a faster device, else made here.
+
+    ask ──► a plan for just that question: taken
+      │ ──► something else, or no sign of work for a while: passed over, planned here
+      │ ──► the link ended: planned here
+      └──── late: planned here meanwhile, and the first plan counts; late again: passed over
 
 An answer of another device is a proposal: it becomes the plan only if it is a valid plan for
-exactly the question that was asked.
+exactly the question that was asked. So no other device can stop or end a job: it can only cost a
+moment.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from time import monotonic
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from itertools import count
+from math import inf
 
-from p2ptrain.aio.tasks import task_scope
-from p2ptrain.coordinator.cluster_profile import ClusterProfiler
-from p2ptrain.coordinator.evaluate_replan import ReplanEvaluation
-from p2ptrain.coordinator.plan_question import PlanQuestion, ReplanReply, ReplanRequest
-from p2ptrain.coordinator.service import search
-from p2ptrain.errors import Error, LinkClosed, NotCoordinator, PeerError, PlanError, ProtocolError
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, overheads_of
+from p2ptrain.coordinator.plan_question import PlanQuestion
+from p2ptrain.coordinator.service import PlanWish, search
+from p2ptrain.errors import Error, LinkClosed, NotCoordinator, PlanError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
-from p2ptrain.messages.calls import cancel_remote_work, read_beside
-from p2ptrain.messages.kinds import PLAN, PLAN_END, REPLAN, REPLAN_END, WORKS
+from p2ptrain.messages.calls import Hangs, call_while_it_works, cancel_remote_work, read_beside
+from p2ptrain.messages.kinds import PLAN, PLAN_END
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited, part_of
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.child_process import SearchPriority
-from p2ptrain.recovery.cores import planner_core
-from p2ptrain.recovery.recovery_settings import HOME, Patience
+from p2ptrain.recovery.work_signs import PLANS, SignLimits
 
 log = get_logger(__name__)
 
-T = TypeVar("T")
+ALONE_SECONDS, IDLE_SECONDS = 300.0, 1800.0
+"""For an answer while the job stands still and while it trains, whatever a device says of its
+work."""
 
-PLAN_SECONDS = 300.0
-"""Whatever a coordinator says of its work."""
+HEAD_START_SECONDS = 5.0
+"""So long another device may search alone while the job stands still. Raise: a slow holder waits
+longer for nothing. Lower: it works in vain more often."""
 
+MOST_LATE = 3
+"""Answers in a row that came too late, though the device said that it works."""
 
-@dataclass(frozen=True, slots=True)
-class _PlannerQuestion(Generic[T]):
-    """What is asked, how an answer is read, and how it is found here.
-
-    Attributes:
-        pardons: an error of the answering device that is not its fault.
-    """
-
-    message: Message
-    read: Callable[[bytes], T]
-    here: Callable[[], Awaitable[T]]
-    seconds: float
-    pardons: Callable[[Exception], bool]
+WORTH_ASKING = 1.25
+"""How many times as fast as the coordinator another device must be."""
 
 
 class Planner:
     """See the module.
 
     Args:
-        pass_over: called with the id of a coordinator not to be asked any more, and why.
+        pass_over: called with the id of a device not to be asked any more, and why.
+        limits: how long a device that is asked may show nothing.
 
     Attributes:
-        question: the last one for a plan.
+        question: the last one while the job stood still.
     """
 
     def __init__(
         self,
         mesh: Mesh,
-        profiler: ClusterProfiler,
         pass_over: Callable[[str, str], None],
-        patience: Patience = HOME.patience,
+        limits: SignLimits = PLANS,
+        head_start_seconds: float = HEAD_START_SECONDS,
     ) -> None:
-        self._mesh = mesh
-        self._profiler = profiler
-        self._pass_over = pass_over
-        self._core = planner_core.PlannerCore(mesh.self_id, patience)
         self.question: PlanQuestion | None = None
-
-    @property
-    def coordinator(self) -> str | None:
-        """Id of the device that is asked; None = there is none."""
-        office = self._mesh.coordinator
-        return None if office is None else office.id
+        self._mesh = mesh
+        self._on_passed_over = pass_over
+        self._limits = limits
+        self._head_start_seconds = head_start_seconds
+        self._numbers = count(1)
+        self._late = ("", 0)  # whose answers, how many in a row
+        self._passed_over: set[str] = set()
 
     async def plan(self, question: PlanQuestion) -> tuple[Plan, str]:
-        """A plan, and the id of the device that made it.
+        """A plan, and the id of the device that made it; the job stands still meanwhile.
 
         Raises:
             PlanError, OptionError: nothing fits; checked here, whichever device says so.
         """
-        device = self.coordinator
         self.question = question
-        asked = _PlannerQuestion(
-            Message(PLAN, {}, (memoryview(question.to_bytes()),)),
-            question.answered,
-            lambda: search(question, SearchPriority.ALONE),
-            PLAN_SECONDS,
-            lambda error: isinstance(error, (LinkClosed, NotCoordinator)),
-        )
-        pending = _PendingQuestion(self._mesh, self._core, device, asked, self._pass_over)
         with timed(log, "plan_answered"):
-            plan, is_own = await pending.run()
-        if pending.core.was_late and device is not None:
-            await cancel_remote_work(self._mesh, device, Message(PLAN_END))
-        return plan, self._mesh.self_id if is_own or device is None else device
+            return await self._found(question, SearchPriority.ALONE, self._head_start_seconds)
 
-    async def consider(self, request: ReplanRequest, limit_seconds: float) -> ReplanReply:
-        """Whether another plan would be better now.
-
-        Raises:
-            PlanError: no plan was found.
-            PeerError: the holder does not say what it has.
-            TimeoutError: it is still looked for.
-        """
-        look = ReplanEvaluation(self._mesh, request, self._profiler, search)
-        asked = _PlannerQuestion(
-            Message(REPLAN, {}, (memoryview(request.to_bytes()),)),
-            ReplanReply.from_bytes,
-            look.answer,
-            limit_seconds,
-            lambda error: isinstance(error, PeerError) and not isinstance(error, ProtocolError),
-        )
-        device, core = self.coordinator, self._core
-        pending = _PendingQuestion(self._mesh, core, device, asked, self._pass_over, waits=True)
-        try:
-            async with asyncio.timeout(limit_seconds):
-                found, _ = await pending.run()
-        except TimeoutError:
-            pending.core.found_here()
-            raise
-        return found
-
-    async def end_look(self, job: str) -> None:
-        """What is looked for is not wanted any more."""
-        device = self.coordinator
-        if device is not None:
-            await cancel_remote_work(self._mesh, device, Message(REPLAN_END, {"job": job}))
+    async def search(self, question: PlanQuestion, haste: SearchPriority) -> Plan:
+        """The same while the job trains: it is searched here only where no other device does."""
+        plan, _ = await self._found(question, haste, None)
+        return plan
 
     def was_useless(self, device: str, why: str) -> None:
         """No device could use that device's plan, and all could use one made here."""
-        if device == self.coordinator:
-            self._pass_over(device, why)
+        self._pass_over(device, why)
 
+    def _asked(self, question: PlanQuestion) -> str | None:
+        """Id of the device to ask; None: this one plans."""
+        office, me = self._mesh.coordinator, self._mesh.self_id
+        if office is None:
+            return None
+        device = fastest(question.household, office.id)
+        device = office.id if device in self._passed_over else device
+        return None if device == me else device
 
-class _PendingQuestion(Generic[T]):
-    """One question, until it is answered. Implements `PlannerPort`."""
-
-    def __init__(
-        self,
-        mesh: Mesh,
-        core: planner_core.PlannerCore,
-        coordinator: str | None,
-        question: _PlannerQuestion[T],
-        pass_over: Callable[[str, str], None],
-        *,
-        waits: bool = False,
-    ) -> None:
-        self.core = core.asked(monotonic(), coordinator, self, waits=waits)
-        self._mesh = mesh
-        self._question = question
-        self._on_passed_over = pass_over
-        # and whether it was found here
-        self._found: asyncio.Future[tuple[T, bool]] = asyncio.get_running_loop().create_future()
-        self._group: asyncio.TaskGroup | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._asks_for_sign = False
-        self._without_plan: tuple[str, str] | None = None  # who found none, and why
-
-    async def run(self) -> tuple[T, bool]:
-        """The answer, and whether it was found here. Raises what finding it here raises."""
-        async with task_scope() as self._group:
-            self.core.start()
-            while not self._found.done():
-                wait = self.core.next_wakeup - monotonic()
-                timeout = None if wait == float("inf") else max(wait, 0.0)
-                await asyncio.wait([self._found], timeout=timeout)
-                self.core.tick(monotonic())
-            for task in self._tasks:
+    async def _found(
+        self, question: PlanQuestion, haste: SearchPriority, head_start_seconds: float | None
+    ) -> tuple[Plan, str]:
+        device, me = self._asked(question), self._mesh.self_id
+        if device is None:
+            return await search(question, haste), me
+        asked = asyncio.create_task(self._ask(device, question, haste))
+        here: asyncio.Task[Plan] | None = None
+        try:
+            await asyncio.wait([asked], timeout=head_start_seconds)
+            if not asked.done():
+                here = asyncio.create_task(search(question, haste))
+                await asyncio.wait([asked, here], return_when=asyncio.FIRST_COMPLETED)
+            answer = asked.result() if asked.done() else None
+            if isinstance(answer, Plan):
+                self._late = ("", 0)
+                return answer, device
+            plan = await (here or search(question, haste))
+            if not asked.done():
+                self._was_late(device)
+            elif isinstance(answer, PlanError):
+                self._pass_over(device, f"found no plan, though there is one ({answer})")
+            return plan, me
+        finally:
+            tasks = [asked] if here is None else [asked, here]
+            for task in tasks:
                 task.cancel()
-        if self._without_plan is not None:
-            device, why = self._without_plan
-            if device != self._mesh.self_id:
-                self.pass_over(device, f"found no plan, though there is one ({why})")
-        return self._found.result()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        assert self._group is not None
-        self._tasks.append(self._group.create_task(work))
+    def _was_late(self, device: str) -> None:
+        last, times = self._late
+        self._late = device, times + 1 if last == device else 1
+        if self._late[1] >= MOST_LATE:
+            self._pass_over(device, f"had no answer in time, {MOST_LATE} times in a row")
 
-    def ask(self, device: str) -> None:
-        """See `PlannerPort`, as of all that follow."""
-        self._spawn(self._ask(device))
+    async def _ask(
+        self, device: str, question: PlanQuestion, haste: SearchPriority
+    ) -> Plan | PlanError | None:
+        """Its plan, or that there is none, as it says; None: an answer of no use."""
+        wish = PlanWish(next(self._numbers), haste)
+        try:
+            reply = await call_while_it_works(
+                self._mesh,
+                device,
+                Message(PLAN, wish.fields(), (memoryview(question.to_bytes()),)),
+                timeout_seconds=ALONE_SECONDS if haste is SearchPriority.ALONE else IDLE_SECONDS,
+                reply_parts=limited(LARGE.most_bytes),
+                limits=self._limits,
+            )
+            return await read_beside(question.answered, part_of(reply))
+        except PlanError as error:  # no device is to blame where none is found here either
+            return error
+        except asyncio.CancelledError:
+            await self._unwanted(device, wish)
+            raise
+        except (LinkClosed, NotCoordinator) as error:
+            log.info("not_planned", by=device[:12], why=str(error))
+        except (Hangs, TimeoutError) as error:
+            why = error.why if isinstance(error, Hangs) else "had no answer in time"
+            self._pass_over(device, why)
+            await self._unwanted(device, wish)
+        except Error as error:
+            self._pass_over(device, f"gave an answer that cannot be used ({error})")
+        return None
 
-    def ask_for_sign(self, device: str) -> None:
-        """Unless that question is still open."""
-        if not self._asks_for_sign:
-            self._asks_for_sign = True
-            self._spawn(self._ask_for_sign(device))
+    async def _unwanted(self, device: str, wish: PlanWish) -> None:
+        await cancel_remote_work(self._mesh, device, Message(PLAN_END, wish.fields()))
 
-    def plan_here(self) -> None:
-        """In a child process."""
-        self._spawn(self._find_here())
-
-    def pass_over(self, device: str, why: str) -> None:
-        """All of the job's devices hear it."""
+    def _pass_over(self, device: str, why: str) -> None:
+        self._late = ("", 0)
+        self._passed_over.add(device)
         self._on_passed_over(device, why)
 
-    def _take(self, answer: T, *, is_own: bool) -> None:
-        """The first one counts, though it came too late for the rules."""
-        if not self._found.done():
-            self._found.set_result((answer, is_own))
 
-    async def _ask(self, device: str) -> None:
-        question = self._question
-        try:
-            reply = await self._mesh.call(
-                device,
-                question.message,
-                timeout_seconds=question.seconds,
-                reply_parts=limited(LARGE.most_bytes),
-            )
-            answer = await read_beside(question.read, part_of(reply))
-            self._take(answer, is_own=False)
-            self.core.answered()
-        except PlanError as error:  # no device is to blame where none is found here either
-            self._without_plan = device, str(error)
-            self.core.no_answer()
-        except (Error, TimeoutError) as error:
-            why = str(error) or "it took too long"
-            log.info("not_answered", by=device[:12], why=why)
-            if question.pardons(error):
-                self.core.no_answer()
-            else:
-                self.core.useless(f"gave an answer that cannot be used ({why})")
+def fastest(household: MeasuredCluster, here: str) -> str:
+    """The id of the device that is best asked: `here` unless another is clearly faster.
 
-    async def _ask_for_sign(self, device: str) -> None:
-        try:
-            seconds = self._question.seconds
-            reply = await self._mesh.call(device, Message(WORKS), timeout_seconds=seconds)
-            self.core.sign(monotonic(), works=reply.fields.get("works") is True)
-        except (Error, TimeoutError) as error:
-            log.info("no_sign_of_work", by=device[:12], why=str(error) or "no answer")
-        finally:
-            self._asks_for_sign = False
+    By what a message costs there: that is Python's work, as the search is.
+    """
+    seconds = {candidate.id: _message_seconds(candidate) for candidate in household.candidates}
+    best = min(sorted(seconds), key=seconds.__getitem__)
+    return best if WORTH_ASKING * seconds[best] < seconds.get(here, 0.0) else here
 
-    async def _find_here(self) -> None:
-        self._take(await self._question.here(), is_own=True)
-        self.core.found_here()
+
+def _message_seconds(candidate: MeasuredDevice) -> float:
+    overheads = overheads_of(candidate)
+    return inf if overheads is None else overheads.message_seconds

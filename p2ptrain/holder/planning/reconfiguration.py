@@ -385,9 +385,7 @@ async def plan_only(
     reason, me = ReconfigureReason.START, mesh.self_id
     ask = GenerationRequest(1, _GENERATION, reason, units, me, alive, past)
     request = ReconfigureRequest(planning, ask, None, options.recovery, given=given)
-    step = PlanStep(
-        mesh, request, profiler, Planner(mesh, profiler, lambda *_: None), DeviceFindings()
-    )
+    step = PlanStep(mesh, request, profiler, Planner(mesh, lambda *_: None), DeviceFindings())
     choice = VersionChoice(version, (), 0, "nothing is trained")
     made = await step.plan(MakePlan(_GENERATION, choice, alive, {}, {}))
     ids = {candidate.name: device for device, candidate in made.candidates.items()}

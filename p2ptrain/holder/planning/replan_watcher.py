@@ -1,7 +1,7 @@
 """Members that join, leave or slow down while a job trains: the holder's shell of two rules.
 
 rounds' reports ──► drift watch ──┐
-members join and leave ───────────┴─► evaluate: ask the planner ──► change between rounds
+members join and leave ───────────┴─► evaluate ──► change between rounds
 a device sends `job.leaving` ───────► answered once nothing depends on it any more
 """
 
@@ -16,8 +16,9 @@ from typing import Any
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner
-from p2ptrain.coordinator.plan_question import ReplanReply, ReplanRequest
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import Error, PeerError, PlanError
+from p2ptrain.holder.planning.evaluate_replan import ReplanEvaluation, ReplanRequest
 from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
@@ -26,6 +27,7 @@ from p2ptrain.messages.kinds import LEAVING
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.net.message import Message
+from p2ptrain.plan.replan.hysteresis import ReplanAction
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Seat
@@ -85,6 +87,7 @@ class ReplanWatcher:
         mesh: Mesh,
         planning: JobPlanRequest,
         planner: Planner,
+        profiler: ClusterProfiler,
         rules: HolderCore,
         remaining_rounds: Callable[[], int],
         want: Callable[[holder_events.ChangeWanted], None],
@@ -96,7 +99,7 @@ class ReplanWatcher:
         self._mesh = mesh
         self._settings = settings
         self._planning = planning
-        self._planner = planner
+        self._planner, self._profiler = planner, profiler
         self._rules, self._remaining_rounds = rules, remaining_rounds
         self._want = want
         self._core = replan_trigger.ReplanTrigger(mesh.self_id, replans=replans, settings=settings)
@@ -111,7 +114,7 @@ class ReplanWatcher:
             self._repartition = RepartitionSchedule(wished.first_repartition, wished.repartition)
         self._round_at = monotonic()
         self.recent: deque[tuple[float, Mapping[Seat, CpuSpan]]] = deque(maxlen=RECENT_ROUNDS)
-        self._proposed: tuple[ReconfigureReason, Mapping[str, Any]] | None = None
+        self._proposed: tuple[ReconfigureReason, Plan] | None = None
         self._was_asked_for: ReconfigureReason | None = None
         self._tasks = TaskOwner()
         self._looking: asyncio.Task[None] | None = None
@@ -126,10 +129,7 @@ class ReplanWatcher:
     async def close(self) -> None:
         """The job is over: waiting leavers may go."""
         self._mesh.unroute(LEAVING)
-        was_looking = self._looking is not None
         await self._tasks.cancel()
-        if was_looking:
-            await self._end_look()
         if self._due is not None:
             self._due.cancel()
         for device in list(self._leavers):
@@ -161,7 +161,7 @@ class ReplanWatcher:
         """Whether a plan has come into force in this process, and so what rounds should take."""
         return self._answer is not None
 
-    def asked(self, ask: GenerationRequest) -> Mapping[str, Any] | None:
+    def asked(self, ask: GenerationRequest) -> Plan | None:
         """A generation is asked for; returns the plan that was found for it already."""
         self._cancel_look()
         self._watch, self._was_asked_for = None, ask.reason
@@ -305,35 +305,32 @@ class ReplanWatcher:
         self._do(self._core.tick(monotonic()))
 
     def _cancel_look(self) -> None:
-        """What is looked for is not wanted any more, and keeps the coordinator from the next."""
+        """What is looked for is not wanted any more."""
         if self._looking is not None:
             self._looking.cancel()
             self._looking = None
-            self._tasks.spawn(self._end_look(), "end a look")
-
-    async def _end_look(self) -> None:
-        await self._planner.end_look(self._planning.job)
 
     async def _look(self, look: replan_trigger.EvaluateNow) -> None:
         limit = _LIMITS_SECONDS.get(look.reason, LOOK_SECONDS)
         await self._reach("look.ask.before")
         try:
-            found = await self._ask(look, limit)
-            devices = self._devices_of(found)
+            async with asyncio.timeout(limit):
+                found, in_sight = await self._evaluation(look).answer()
         except (Error, TimeoutError) as error:
             log.info("not_looked", why=str(error) or "it took too long")
             self._looking = None
-            if isinstance(error, TimeoutError):  # the coordinator still looks
-                self._tasks.spawn(self._end_look(), "end a look")
             why = str(error) if isinstance(error, PlanError) else None
             self._post(replan_trigger.EvaluationFailed(look.number, why))
             return
         log.info("looked", reason=look.reason.value, gain=found.gain, found=found.reason)
         await self._reach("look.found.before")
         self._looking = None
-        if found.plan is not None:
+        devices: frozenset[str] = frozenset()
+        if found.action is ReplanAction.MOVE:
+            ids = {member.name: member.id for member in self._mesh.members.values()}
+            devices = frozenset(ids.get(name, name) for name in found.plan.device_names)
             self._proposed = self._reason_for(look, devices), found.plan
-        self._post(replan_trigger.EvaluationAnswered(look.number, devices, found.in_sight))
+        self._post(replan_trigger.EvaluationAnswered(look.number, devices, in_sight))
 
     def _reason_for(
         self, look: replan_trigger.EvaluateNow, devices: frozenset[str]
@@ -347,7 +344,7 @@ class ReplanWatcher:
             else ReconfigureReason.DRIFT
         )
 
-    async def _ask(self, look: replan_trigger.EvaluateNow, limit_seconds: float) -> ReplanReply:
+    def _evaluation(self, look: replan_trigger.EvaluateNow) -> ReplanEvaluation:
         answer = self._answer
         if answer is None:
             raise PeerError("no plan is in force")
@@ -355,7 +352,6 @@ class ReplanWatcher:
             planning=self._planning,
             in_force=PlanInForce(answer.assignment, answer.plan),
             reason=look.reason,
-            holder=self._mesh.self_id,
             alive=self._rules.alive - self._rules.faulty,
             without=look.without,
             corrections=self.corrections,
@@ -364,16 +360,7 @@ class ReplanWatcher:
             remaining_rounds=self._remaining_rounds(),
             moved_seconds_ago=look.moved_seconds_ago,
         )
-        return await self._planner.consider(request, limit_seconds)
-
-    def _devices_of(self, found: ReplanReply) -> frozenset[str]:
-        """Of the plan found, none without one. Raises OptionError: it is no plan."""
-        if found.plan is None:
-            return frozenset()
-        size = self._planning.batch_size
-        plan = Plan.from_json(found.plan, "the plan found", batch_size=size)
-        ids = {member.name: member.id for member in self._mesh.members.values()}
-        return frozenset(ids.get(name, name) for name in plan.device_names)
+        return ReplanEvaluation(self._mesh, request, self._profiler, self._planner.search)
 
     async def _reach(self, name: str) -> None:
         await failpoints.reach(name, device=self._mesh.self_id)

@@ -14,10 +14,11 @@ from p2ptrain.errors import InternalError, PeerError, PlanError
 from p2ptrain.events import Event, Plan, Step
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, PLAN, PREPARE, WORKS
+from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, PLAN, PREPARE
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
-from p2ptrain.recovery.recovery_settings import Patience, RecoverySettings
+from p2ptrain.recovery.recovery_settings import RecoverySettings
+from p2ptrain.recovery.work_signs import PLANS
 from tests.integration.training.group_plans import divided, force
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import make_job, on_step, undisturbed
@@ -110,16 +111,16 @@ def _plan(change: Callable[[dict[str, Any]], object]) -> Callable[[Answer], Answ
     return answers
 
 
-BAD: dict[str, tuple[Callable[[Answer], Answer], bool]] = {
-    "never": (lambda _: _never, False),
-    "error": (lambda _: _wrong, True),
-    "no plan": (lambda _: _no_plan, True),
-    "list": (_plan(lambda plan: plan.update(planner=["pp"])), True),
-    "empty": (_plan(dict.clear), True),
-    "half": (_plan(lambda plan: plan["stages"].pop()), True),
-    "strangers": (_plan(lambda plan: plan["stages"][0]["devices"][0].update(name="x")), True),
-    "escape": (_plan(lambda plan: plan.update(mode_reason="\x1b[2J")), True),
-    "memory": (_plan(lambda plan: plan["predicted"].update(peak_bytes={"a": 1 << 60})), True),
+BAD: dict[str, Callable[[Answer], Answer]] = {
+    "never": lambda _: _never,
+    "error": lambda _: _wrong,
+    "no plan": lambda _: _no_plan,
+    "list": _plan(lambda plan: plan.update(planner=["pp"])),
+    "empty": _plan(dict.clear),
+    "half": _plan(lambda plan: plan["stages"].pop()),
+    "strangers": _plan(lambda plan: plan["stages"][0]["devices"][0].update(name="x")),
+    "escape": _plan(lambda plan: plan.update(mode_reason="\x1b[2J")),
+    "memory": _plan(lambda plan: plan["predicted"].update(peak_bytes={"a": 1 << 60})),
 }
 
 
@@ -128,14 +129,11 @@ async def test_a_coordinator_that_gives_no_plan_is_named_and_passed_over(
     how: str,
 ) -> None:
     """What it answers ends nothing, and the devices of the job follow another one."""
-    settings = RecoverySettings(patience=Patience(silence_seconds=0.3, look_seconds=0.1))
-    answer, works = BAD[how]
+    settings = RecoverySettings(plan_limits=replace(PLANS, look_seconds=0.1, still_seconds=0.3))
     async with devices(3, settings=settings) as household:
         household.mesh.elect("b")
         right = household.members["b"].routes[PLAN]
-        household.mesh["b"].route(PLAN, answer(right.handler), right.parts)
-        if not works:
-            household.mesh["b"].unroute(WORKS)
+        household.mesh["b"].route(PLAN, BAD[how](right.handler), right.parts)
         await household.holder_run(make_job(epochs=1)).run()
         assert household.losses == undisturbed(make_job(), 3).losses
         warned = [event.message for event in household.events if isinstance(event, events.Warning)]

@@ -12,7 +12,7 @@ from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.child_process import ChildProcess, SearchPriority
 from tests.support.memory_household import MemoryHousehold
-from tests.unit.coordinator.test_plan_search import (
+from tests.unit.holder.planning.test_planner_client import (
     NAMES,
     REQUEST,
     ids_of,

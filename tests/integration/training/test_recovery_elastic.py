@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 
 from p2ptrain import events
-from p2ptrain.coordinator import evaluate_replan, plan_cluster
+from p2ptrain.coordinator import plan_cluster
 from p2ptrain.coordinator import service as planning
-from p2ptrain.coordinator.evaluate_replan import ReplanEvaluation
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster
-from p2ptrain.coordinator.plan_question import ReplanReply
 from p2ptrain.errors import PeerError, PlanError
 from p2ptrain.events import Event, Failure, Recovered, Step
+from p2ptrain.holder.planning import evaluate_replan
+from p2ptrain.holder.planning.evaluate_replan import ReplanEvaluation
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import RoundReport
+from p2ptrain.plan.replan.hysteresis import ReplanDecision
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process import child_process
 from p2ptrain.process.cpu_share import CpuSpan
@@ -221,7 +222,7 @@ async def test_planner_pp_takes_in_who_comes_though_the_others_could_be_faster_w
 
 
 @pytest.mark.usefixtures("slowed")
-async def test_who_comes_before_the_coordinator_has_a_link_to_it_is_taken_in_as_soon_as_it_has(
+async def test_who_comes_before_the_holder_has_a_link_to_it_is_taken_in_as_soon_as_it_has(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     options = replace(PIPELINE, wait_for=2, replan=False, steps=LONG)
@@ -232,15 +233,17 @@ async def test_who_comes_before_the_coordinator_has_a_link_to_it_is_taken_in_as_
         household.mesh.elect("b")
         look = ReplanEvaluation.answer
 
-        async def answer(consideration: ReplanEvaluation) -> ReplanReply:
-            found = await look(consideration)
-            in_sight.append(len(found.in_sight))
-            household.mesh.heal_link("b", "c")
-            return found
+        async def answer(
+            evaluation: ReplanEvaluation,
+        ) -> tuple[ReplanDecision, frozenset[str]]:
+            found, seen = await look(evaluation)
+            in_sight.append(len(seen))
+            household.mesh.heal_link("a", "c")
+            return found, seen
 
         async def join() -> None:
             await household.mesh.join("c")
-            household.mesh.cut_link("b", "c")
+            household.mesh.cut_link("a", "c")
             household.start("c")
 
         monkeypatch.setattr(ReplanEvaluation, "answer", answer)
@@ -377,7 +380,7 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
             raise PlanError("too little memory")
         return plan(request, around, *rest, **named)
 
-    async def fails(look: ReplanEvaluation) -> ReplanReply:
+    async def fails(look: ReplanEvaluation) -> tuple[ReplanDecision, frozenset[str]]:
         raise PeerError("a device does not answer")
 
     monkeypatch.setattr(evaluate_replan, "replan_cluster", short)

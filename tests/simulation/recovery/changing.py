@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tests.simulation.recovery.holder import Holder
     from tests.simulation.recovery.node import Node
 
+HEAD_START_SECONDS = 5.0
+
 P = ParamSpec("P")
 
 
@@ -111,69 +113,51 @@ class Changing:
 
 
 class Asking:
-    """A holder has a plan made: by the coordinator, by itself where that answers nothing of use.
-
-    The port of `planner_core`.
-    """
+    """A holder has a plan made: by the coordinator, by itself where that answers nothing of use."""
 
     def __init__(
         self, node: Holder, devices: list[str], then: Callable[[tuple[PlacedStage, ...]], None]
     ) -> None:
         self._node = node
         self._devices = devices
-        self._then = then
-        self._core = node.planner.asked(node.world.now, node.coordinator, self)
+        self._then: Callable[[tuple[PlacedStage, ...]], None] | None = then
 
     def start(self) -> None:
-        """Ask."""
-        self._core.start()
-        self._wake()
+        """Ask; one that is late is passed over."""
+        node = self._node
+        if node.coordinator is None:
+            self._plan_soon()
+        else:
+            got, late = (
+                partial(self._got, node.coordinator),
+                partial(self._useless, node.coordinator),
+            )
+            node.call(node.coordinator, "plan", got, devices=self._devices)
+            node.later(HEAD_START_SECONDS, "no plan yet", late)
 
-    def _wake(self) -> None:
-        seconds = self._core.next_wakeup - self._node.world.now
-        if seconds < float("inf"):
-            self._node.later(max(seconds, 0.0), "planner", self._tick)
+    def _got(self, device: str, fields: dict[str, Any] | None) -> None:
+        if fields is None:
+            self._plan_soon()
+        elif is_plan(fields["stages"], self._devices, self._node.world.truth.units):
+            self._take(fields["stages"])
+        else:
+            self._useless(device)
 
-    def _tick(self) -> None:
-        self._core.tick(self._node.world.now)
-        self._wake()
+    def _useless(self, device: str) -> None:
+        if self._then is not None:
+            self._node.passed_over(device)
+            self._plan_soon()
 
-    def ask(self, device: str) -> None:
-        """Over the network."""
-        self._node.call(device, "plan", self._got, devices=self._devices)
-
-    def ask_for_sign(self, device: str) -> None:
-        """Over the network."""
-        self._node.call(device, "works", self._signed)
-
-    def plan_here(self) -> None:
-        """It takes a moment."""
+    def _plan_soon(self) -> None:
         self._node.later(self._node.world.rng.uniform(0.0, 0.2), "planned", self._plan_here)
 
-    def pass_over(self, device: str, why: str) -> None:
-        """As all devices of the job hear."""
-        self._node.passed_over(device)
-
-    def _got(self, fields: dict[str, Any] | None) -> None:
-        if fields is None:
-            self._core.no_answer()
-        elif is_plan(fields["stages"], self._devices, self._node.world.truth.units):
-            self._take(fields["stages"], self._core.answered)
-        else:
-            self._core.useless("gave no plan")
-
-    def _signed(self, fields: dict[str, Any] | None) -> None:
-        self._core.sign(self._node.world.now, works=fields is not None)
-
     def _plan_here(self) -> None:
-        stages = random_stages(self._node, self._devices, self._node.id)
-        self._take(stages, self._core.found_here)
+        self._take(random_stages(self._node, self._devices, self._node.id))
 
-    def _take(self, stages: tuple[PlacedStage, ...], say: Callable[[], None]) -> None:
-        is_over = self._core.is_over
-        say()
-        if not is_over:
-            self._then(stages)
+    def _take(self, stages: tuple[PlacedStage, ...]) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then(stages)
 
 
 def is_plan(stages: object, devices: list[str], units: int) -> bool:

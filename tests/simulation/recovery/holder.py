@@ -11,7 +11,6 @@ from p2ptrain.recovery.commit import CommitTracker
 from p2ptrain.recovery.cores import holder_events, holder_instructions
 from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
 from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
-from p2ptrain.recovery.cores.planner_core import PlannerCore
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.placement import Placement
@@ -45,7 +44,6 @@ class Holder(Node):
         """A new process, which goes on where its journal ends."""
         super().start()
         self.change: Changing | None = None
-        self.planner = PlannerCore(self.id)
         disk, world = self.world.disk, self.world
         self.once = ReportOnce(ReportedProgress(disk.reported))
         self.committing: CommitTracker | None = None

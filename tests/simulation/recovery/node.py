@@ -84,9 +84,8 @@ class Plans(Enum):
     """How a device answers when it is asked for a plan."""
 
     WELL = 0
-    NEVER = 1  # and says that it works on it
-    NOTHING = 2
-    NONSENSE = 3
+    NEVER = 1
+    NONSENSE = 2
 
 
 class Node:
@@ -218,9 +217,6 @@ class Node:
                 self.feed(self.core.prepare_asked, peer=peer, **fields)
             case "plan":
                 self._on_plan(peer, **fields)
-            case "works":
-                if self.plans is not Plans.NOTHING:
-                    self.reply(peer, fields["request"], works=True)
             case "passed.over":
                 if peer == self.core.holder:
                     self.world.distrust(self.id, fields["device"], PASSED_OVER_SECONDS)
@@ -262,7 +258,7 @@ class Node:
         """Plan for another holder: any plan will do."""
         seconds, stages = self.world.rng.uniform(0.0, 0.2), random_stages(self, devices, peer)
         match self.plans:
-            case Plans.NOTHING | Plans.NEVER:
+            case Plans.NEVER:
                 return
             case Plans.NONSENSE:
                 stages = self.world.rng.choice((stages[1:], (*stages, *stages), ["?"], None))

@@ -16,7 +16,7 @@ from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, Predicted
 from p2ptrain.plan.types.request import PlanMode
 from tests.unit.coordinator.test_plan_cluster import household
-from tests.unit.coordinator.test_plan_search import REQUEST as SETTLED
+from tests.unit.holder.planning.test_planner_client import REQUEST as SETTLED
 
 REQUEST = replace(SETTLED, micro_batch=0)
 UNITS = 4

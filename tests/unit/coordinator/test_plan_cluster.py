@@ -23,7 +23,7 @@ from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.recovery.compute_kind import ComputeKind
 from p2ptrain.tiling.planning.make_plan import make_plan
-from tests.unit.coordinator.test_plan_search import REQUEST, measured_alike
+from tests.unit.holder.planning.test_planner_client import REQUEST, measured_alike
 
 
 def household(*slowdowns: float, processor: str = "epyc") -> MeasuredCluster:

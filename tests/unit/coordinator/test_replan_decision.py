@@ -12,7 +12,7 @@ from p2ptrain.coordinator.plan_expectations import correct_profiles
 from p2ptrain.coordinator.replan_decision import fixed_request, present_plan, wants_search
 from p2ptrain.recovery.watch.profile_corrections import ProfileCorrections
 from tests.unit.coordinator.test_plan_cluster import household
-from tests.unit.coordinator.test_plan_search import REQUEST
+from tests.unit.holder.planning.test_planner_client import REQUEST
 
 PIPELINE = replace(REQUEST, planner="pp", batch_size=32, micro_batch=4)
 

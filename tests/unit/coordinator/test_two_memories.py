@@ -22,6 +22,7 @@ from p2ptrain.coordinator.memory_model import with_full_memory
 from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import PlanError, ProtocolError
+from p2ptrain.net import cbor
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.plan.types.plan import Plan
@@ -175,7 +176,7 @@ def test_a_plan_fits_both_memories() -> None:
         plan = plan_cluster(asked, home)
         assert 0 < _units(plan)["y"] < 4
         assert small.shortage(plan.predicted.needed("y")) is None
-        assert PlanQuestion(asked, home).checked(plan.to_json()) == plan
+        assert PlanQuestion(asked, home).answered(cbor.dumps(plan.to_json())) == plan
 
 
 def test_a_card_counts_by_itself() -> None:
@@ -227,7 +228,7 @@ def test_a_given_plan_that_either_memory_lacks_room_for_is_refused() -> None:
         with pytest.raises(PlanError, match=f"{where}: .* missing. Free some"):
             fit_plan(plan, asked, home)
         with pytest.raises(ProtocolError, match="too little memory"):
-            PlanQuestion(asked, home).checked(plan.to_json())
+            PlanQuestion(asked, home).answered(cbor.dumps(plan.to_json()))
 
 
 def test_copies_go_where_the_host_has_memory() -> None:

@@ -9,15 +9,14 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
-from p2ptrain.coordinator.plan_question import ReplanReply, ReplanRequest
-from p2ptrain.errors import InternalError
 from p2ptrain.holder.planning import replan_watcher
+from p2ptrain.holder.planning.evaluate_replan import ReplanRequest
 from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
-from p2ptrain.messages.kinds import LEAVING, REPLAN, REPLAN_END
+from p2ptrain.mesh.interface import Mesh
+from p2ptrain.messages.kinds import LEAVING
 from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.net.message import Message
-from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.holder_core import HolderCore
@@ -34,8 +33,9 @@ def _elasticity(
     mesh: MemoryHousehold, want: Callable[[holder_events.ChangeWanted], None]
 ) -> ReplanWatcher:
     core = HolderCore(mesh["a"].self_id, 1, 0)
-    planner = Planner(mesh["a"], ClusterProfiler(mesh["a"]), lambda device, why: None)
-    return ReplanWatcher(mesh["a"], request(8), planner, core, lambda: 9, want, replans=True)
+    planner, profiler = Planner(mesh["a"], lambda device, why: None), ClusterProfiler(mesh["a"])
+    asked = request(8), planner, profiler, core, lambda: 9, want
+    return ReplanWatcher(mesh["a"], *asked, replans=True)
 
 
 def _leave(mesh: MemoryHousehold) -> asyncio.Task[Message]:
@@ -47,8 +47,6 @@ def _leave(mesh: MemoryHousehold) -> asyncio.Task[Message]:
 async def _training_with_b(
     mesh: MemoryHousehold, wanted: asyncio.Queue[holder_events.ChangeWanted] | None = None
 ) -> ReplanWatcher:
-    """b coordinates."""
-    mesh.elect("b")
     device = mesh["b"].self_id
     elasticity = _elasticity(mesh, (wanted or asyncio.Queue()).put_nowait)
     elasticity.start()
@@ -80,17 +78,9 @@ async def test_a_device_without_a_part_may_go_at_once() -> None:
         await elasticity.close()
 
 
-@pytest.mark.parametrize("plan", [None, {"stages": 7}])
-async def test_a_look_that_fails_in_whatever_way_keeps_nobody(plan: dict[str, int] | None) -> None:
+async def test_a_look_that_fails_keeps_nobody() -> None:
+    """No device says what it has, the holder neither."""
     async with MemoryHousehold(["a", "b"]) as mesh:
-
-        async def consider(peer: str, message: Message) -> Message:
-            if plan is None:
-                raise InternalError("a bug of the coordinator's")
-            found = ReplanReply(plan, 0.5, "it is faster", frozenset()).to_bytes()
-            return Message(REPLAN, {}, (memoryview(found),))
-
-        mesh["b"].route(REPLAN, consider, limited(LARGE.most_bytes))
         wanted: asyncio.Queue[holder_events.ChangeWanted] = asyncio.Queue()
         device = mesh["b"].self_id
         elasticity = await _training_with_b(mesh, wanted)
@@ -100,33 +90,38 @@ async def test_a_look_that_fails_in_whatever_way_keeps_nobody(plan: dict[str, in
         await leaves
 
 
-def _endless_looks(mesh: MemoryHousehold) -> asyncio.Queue[str]:
-    """At b, which coordinates: why each begins, and "end" where one is given up."""
-    looks: asyncio.Queue[str] = asyncio.Queue()
+class Endless:
+    """Looks that never end: why each begins, and "end" where one is given up."""
 
-    async def consider(peer: str, message: Message) -> Message:
-        looks.put_nowait(ReplanRequest.from_bytes(message.parts[0]).reason)
-        await asyncio.Event().wait()
-        raise AssertionError
+    said: asyncio.Queue[str]
 
-    mesh["b"].route(REPLAN, consider, limited(LARGE.most_bytes))
-    mesh["b"].route_now(REPLAN_END, lambda _peer, _message: looks.put_nowait("end"))
-    return looks
+    def __init__(self, _mesh: Mesh, asked: ReplanRequest, *_: object) -> None:
+        self._reason = asked.reason
+
+    async def answer(self) -> None:
+        self.said.put_nowait(self._reason)
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.said.put_nowait("end")
 
 
-async def _looking(mesh: MemoryHousehold) -> tuple[asyncio.Queue[str], ReplanWatcher]:
-    """The looks of b, and a at the first of them, which never ends."""
-    looks = _endless_looks(mesh)
+async def _looking(
+    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
+) -> tuple[asyncio.Queue[str], ReplanWatcher]:
+    """What is looked at, and a at the first of it, which never ends."""
+    monkeypatch.setattr(replan_watcher, "ReplanEvaluation", Endless)
+    Endless.said = asyncio.Queue()
     elasticity = await _training_with_b(mesh)
     elasticity.note(holder_events.MemberAppeared(mesh["b"].self_id))
     elasticity._post(DriftChecked())
-    assert await looks.get() == "drift"
-    return looks, elasticity
+    assert await Endless.said.get() == "drift"
+    return Endless.said, elasticity
 
 
-async def test_a_leave_ends_the_look_under_way_at_the_coordinator() -> None:
+async def test_a_leave_ends_the_look_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        looks, elasticity = await _looking(mesh)
+        looks, elasticity = await _looking(mesh, monkeypatch)
         leaves = _leave(mesh)
         assert await looks.get() == "end"
         elasticity.keep(mesh["b"].self_id, "too little memory")
@@ -134,19 +129,19 @@ async def test_a_leave_ends_the_look_under_way_at_the_coordinator() -> None:
         await elasticity.close()
 
 
-async def test_a_look_that_takes_too_long_is_ended_at_the_coordinator(
+async def test_a_look_that_takes_too_long_is_ended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Else it would go on looking beside the training, for nobody."""
     monkeypatch.setitem(replan_watcher._LIMITS_SECONDS, ReconfigureReason.DRIFT, 0.01)
     async with MemoryHousehold(["a", "b"]) as mesh:
-        looks, elasticity = await _looking(mesh)
+        looks, elasticity = await _looking(mesh, monkeypatch)
         assert await looks.get() == "end"
         await elasticity.close()
 
 
-async def test_the_end_of_a_job_ends_the_look_under_way() -> None:
+async def test_the_end_of_a_job_ends_the_look_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        looks, elasticity = await _looking(mesh)
+        looks, elasticity = await _looking(mesh, monkeypatch)
         await elasticity.close()
         assert await looks.get() == "end"

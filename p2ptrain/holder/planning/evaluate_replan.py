@@ -1,4 +1,4 @@
-"""Whether another plan would be better now, while a job trains: evaluated by the coordinator.
+"""Whether another plan would be better now, while a job trains.
 
     facts of every device (training continues) ──► newcomers: links, profile ──► search ──► decision
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
@@ -27,7 +28,7 @@ from p2ptrain.coordinator.measured_cluster import (
 )
 from p2ptrain.coordinator.plan_cluster import replan_cluster
 from p2ptrain.coordinator.plan_expectations import as_of_now
-from p2ptrain.coordinator.plan_question import PlanQuestion, ReplanReply, ReplanRequest
+from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed
@@ -37,13 +38,17 @@ from p2ptrain.messages.calls import read_part
 from p2ptrain.messages.job_requests import FactsRequest
 from p2ptrain.messages.kinds import FACTS
 from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.plan.replan.hysteresis import REPAY_SECONDS, ReplanAction, ReplanDecision
 from p2ptrain.plan.replan.replica_holders import place_replicas
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.process.child_process import ChildProcess, SearchPriority, run_in_child
+from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.state_report import StateReport
+from p2ptrain.recovery.watch.profile_corrections import ProfileCorrections
 
 log = get_logger(__name__)
 
@@ -51,6 +56,33 @@ Search: TypeAlias = Callable[[PlanQuestion, SearchPriority], Awaitable[Plan]]
 """Finds a plan, here or elsewhere."""
 
 FACTS_TIMEOUT_SECONDS = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplanRequest:
+    """A question about the plan in force.
+
+    Attributes:
+        reason: why it is asked: a device came, leaves, or drifts.
+        alive: devices that the holder sees alive, itself included.
+        without: devices that are leaving.
+        corrections: what training has shown of the profiles.
+        work: how many times as much the plan's tasks take as it expected (`work_ratio`).
+        lowered: what devices proved to have less memory of, by id.
+        remaining_rounds: of training, before the job ends.
+        moved_seconds_ago: ages of the changes of plan that nothing forced.
+    """
+
+    planning: JobPlanRequest
+    in_force: PlanInForce
+    reason: ReconfigureReason
+    alive: frozenset[str]
+    without: frozenset[str]
+    corrections: ProfileCorrections
+    work: float
+    lowered: Mapping[str, MemoryBudgets]
+    remaining_rounds: int
+    moved_seconds_ago: tuple[float, ...]
 
 
 class ReplanEvaluation:
@@ -64,12 +96,12 @@ class ReplanEvaluation:
         self._profiler = profiler
         self._search = search
 
-    async def answer(self) -> ReplanReply:
-        """Look.
+    async def answer(self) -> tuple[ReplanDecision, frozenset[str]]:
+        """What to do, and the ids of the devices whose speeds and links were known.
 
         Raises:
             PlanError: no plan was found.
-            PeerError: the holder does not say what it has.
+            PeerError: this device does not say what it has.
         """
         request = self._request
         household = await self._household()
@@ -88,10 +120,7 @@ class ReplanEvaluation:
             slower=round(present.slower, 3),
             reason=decision.reason,
         )
-        await failpoints.reach("look.decided.before", device=self._mesh.self_id)
-        better = decision.plan.to_json() if decision.action is ReplanAction.MOVE else None
-        in_sight = frozenset(candidate.id for candidate in household.candidates)
-        return ReplanReply(better, decision.gain, decision.reason, in_sight)
+        return decision, frozenset(candidate.id for candidate in household.candidates)
 
     async def _decided(
         self,
@@ -221,7 +250,7 @@ class ReplanEvaluation:
     async def _household(self) -> MeasuredCluster:
         """Every device's profile, memory and links; only newcomers are measured."""
         facts = await self._facts()
-        planning, holder = self._request.planning, self._request.holder
+        planning, holder = self._request.planning, self._mesh.self_id
         known = {
             d: state_report
             for d, state_report in facts.items()
@@ -258,7 +287,7 @@ class ReplanEvaluation:
             for d, state_report in zip(wanted, answers, strict=True)
             if state_report is not None
         }
-        if self._request.holder not in facts:
+        if self._mesh.self_id not in facts:
             raise PeerError("the device with the data does not answer")
         for device, state_report in facts.items():
             self._profiler.learn(device, state_report.speeds)
@@ -284,8 +313,7 @@ class ReplanEvaluation:
         planning = replan_decision.fixed_request(
             self._request.planning, self._request.in_force.plan
         )
-        holder = self._request.holder
-        found = await self._profiler.profile(planning, holder, new, count)
+        found = await self._profiler.profile(planning, self._mesh.self_id, new, count)
         for out in found.values():
             if isinstance(out, LeftOut):
                 log.info("newcomer_left_out", device=out.name, why=out.reason)
