@@ -11,7 +11,7 @@
     ├── PeerError: another device, or the network between us
     │   ├── ProtocolError   a peer sent what the protocol forbids; NotItsPart: for another device
     │   ├── LinkClosed      the link to a peer ended while it was needed
-    │   ├── NotPaired, PairingError, VersionMismatch, NotCoordinator, DeviceLost
+    │   ├── NotPaired, PairingError, VersionMismatch, NotInCharge, DeviceLost
     ├── AcceleratorFailed: the graphics card or its driver has stopped working
     ├── RunCancelled: a run that the app has cancelled
     └── InternalError: a bug of ours, please report it
@@ -87,8 +87,8 @@ class VersionMismatch(PeerError):
     """The other side runs another protocol version."""
 
 
-class NotCoordinator(PeerError):
-    """Who asks neither coordinates nor holds the data of a job here."""
+class NotInCharge(PeerError):
+    """The asking device holds the data of no job here, and this one plans for no others."""
 
 
 class DeviceLost(PeerError):

@@ -1,7 +1,7 @@
 """For which devices this one measures, searches and stands ready.
 
 Measuring a model, its links, searching a plan and standing ready for a job take a device's time.
-They are done for the holder of the job or the elected coordinator; for one requester only for a
+They are done for the holder of the job, which alone commands; for one requester only for a
 limited time; and, with `join --only-for`, only for jobs of the named devices.
 """
 
@@ -12,12 +12,8 @@ from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from time import monotonic
 
-from p2ptrain.errors import NotCoordinator, PeerError
+from p2ptrain.errors import NotInCharge, PeerError
 from p2ptrain.mesh.interface import Mesh, display_name
-from p2ptrain.mesh.waiting import wait_within
-
-NEWS_SECONDS = 3.0
-"""An election's winner may ask before the news of its election is here."""
 
 MEASURED_SECONDS = 450.0
 """Most that is measured for one device within STRETCH_SECONDS: without training it afterwards."""
@@ -115,13 +111,11 @@ class Due:
         mesh: Mesh,
         only_for: Collection[str] = (),
         holder: Callable[[], str | None] = lambda: None,
-        news_seconds: float = NEWS_SECONDS,
     ) -> None:
         self._mesh = mesh
         self._only_for = tuple(only_for)
         self._meant: dict[str, str] = {}  # ids, by name
         self._holder = holder
-        self._news_seconds = news_seconds
         self._asked = AskedTime(MEASURED_SECONDS, STRETCH_SECONDS)
         self._works = 0
         self.rests = ""
@@ -145,32 +139,19 @@ class Due:
         names = " and ".join(self._only_for)
         raise PeerError(f"{self._mesh.name} computes only for trainings of {names} (--only-for)")
 
-    def is_in_charge(self, peer: str) -> bool:
-        """Whether it coordinates, or holds the data of the job here."""
-        office = self._mesh.coordinator
-        return peer == self._holder() or (office is not None and office.id == peer)
-
     def check_in_charge(self, peer: str) -> None:
-        """Raises NotCoordinator: it is not in charge, as far as is known here."""
-        if not self.is_in_charge(peer):
-            raise NotCoordinator(
-                f"{display_name(self._mesh, peer)} neither coordinates nor holds the data of a job "
-                "here"
-            )
+        """Raises NotInCharge: it does not hold the data of the job here."""
+        if peer != self._holder():
+            raise NotInCharge(f"{display_name(self._mesh, peer)} holds the data of no job here")
 
     def check_plans_for(self, peer: str) -> None:
-        """Raises NotCoordinator: this device neither coordinates nor is `peer` in charge, or it
+        """Raises NotInCharge: this device neither coordinates nor works for a job of `peer`, or it
         rests."""
         if self.rests:
-            raise NotCoordinator(f"{self._mesh.name}: {self.rests}")
+            raise NotInCharge(f"{self._mesh.name}: {self.rests}")
         office = self._mesh.coordinator
         if office is None or office.id != self._mesh.self_id:
             self.check_in_charge(peer)
-
-    async def until_in_charge(self, peer: str) -> None:
-        """The same, once the news of an election has had its time."""
-        await wait_within(self._mesh, lambda: self.is_in_charge(peer), self._news_seconds)
-        self.check_in_charge(peer)
 
     @contextmanager
     def measuring(self, peer: str) -> Iterator[None]:

@@ -183,16 +183,15 @@ class WorkerService:
 
     async def _measure_profile(self, peer: str, message: Message) -> Message:
         asked = ProfileAsked.read(message.fields)
-        self.due.check_job_of(asked.holder)
         if peer != asked.holder:
-            await self.due.until_in_charge(peer)
+            raise ProtocolError("a device asks in the name of another")
+        self.due.check_job_of(peer)
         await self.slot.make_way(asked.job)
         with self.due.measuring(peer):
             return await self.measures.measure_profile(message)
 
     async def _measure_links(self, peer: str, message: Message) -> Message:
-        if not self.due.is_in_charge(peer):
-            self.due.check_job_of(peer)
+        self.due.check_job_of(peer)
         with self.due.measuring(peer):
             return await self.measures.measure_links(peer, message)
 

@@ -20,7 +20,7 @@ from math import inf
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, overheads_of
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.coordinator.service import PlanWish, search
-from p2ptrain.errors import Error, LinkClosed, NotCoordinator, PlanError
+from p2ptrain.errors import Error, LinkClosed, NotInCharge, PlanError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import Hangs, call_while_it_works, cancel_remote_work, read_beside
@@ -158,7 +158,7 @@ class Planner:
         except asyncio.CancelledError:
             await self._unwanted(device, wish)
             raise
-        except (LinkClosed, NotCoordinator) as error:
+        except (LinkClosed, NotInCharge) as error:
             log.info("not_planned", by=device[:12], why=str(error))
         except (Hangs, TimeoutError) as error:
             why = error.why if isinstance(error, Hangs) else "had no answer in time"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.api.device_services import DeviceServices
-from p2ptrain.errors import NotCoordinator, PeerError
+from p2ptrain.errors import NotInCharge, PeerError, ProtocolError
 from p2ptrain.mesh.interface import MemberState, Mesh, MeshMember
 from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, STATE_REPORT
 from p2ptrain.messages.requesters import AskedTime, Booking, Due
@@ -101,9 +101,16 @@ async def test_others_are_refused_in_plain_words(mesh: MemoryHousehold, kind: st
 
 
 async def test_s6_nobody_asks_in_the_name_of_another(mesh: MemoryHousehold) -> None:
-    """S6: c neither coordinates nor holds a job; a coordinates, and b's own job is d's."""
-    due = Due(mesh["b"], holder=lambda: "d", news_seconds=0.01)
-    await due.until_in_charge(memory_id("a"))
-    await due.until_in_charge("d")
-    with pytest.raises(NotCoordinator, match="c neither coordinates nor holds"):
-        await due.until_in_charge(memory_id("c"))
+    """S6: a coordinates, and b's own job is d's."""
+    due = Due(mesh["b"], holder=lambda: "d")
+    due.check_in_charge("d")
+    for name in "ac":
+        with pytest.raises(NotInCharge, match=f"{name} holds the data of no job here"):
+            due.check_in_charge(memory_id(name))
+    member = await member_b(mesh)
+    asked = Message(MEASURE_PROFILE, {**MEASURE, "holder": memory_id("c")})
+    try:
+        with pytest.raises(ProtocolError, match="in the name of another"):
+            await mesh["a"].call(memory_id("b"), asked, timeout_seconds=5)
+    finally:
+        await member.close()

@@ -7,8 +7,9 @@ import tracemalloc
 import pytest
 
 from p2ptrain.api.device_services import DeviceServices
-from p2ptrain.errors import NotCoordinator, PeerError, ProtocolError
+from p2ptrain.errors import NotInCharge, PeerError, ProtocolError
 from p2ptrain.messages.kinds import PREPARE
+from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Fields, Message
 from p2ptrain.net.parts import SMALL, Blob, limited
@@ -18,7 +19,7 @@ from tests.support.memory_household import MemoryHousehold, memory_id
 
 def no_business(peer: str, _fields: Fields) -> None:
     if peer != "a":
-        raise NotCoordinator("not for you")
+        raise NotInCharge("not for you")
 
 
 def test_s17_a_blob_of_a_device_without_business_here_takes_no_memory() -> None:
@@ -37,15 +38,16 @@ def test_s17_a_blob_of_a_device_without_business_here_takes_no_memory() -> None:
 
 
 async def test_s6_only_who_is_in_charge_prepares_a_device() -> None:
-    """S6: c sends an assignment; a coordinates."""
-    async with MemoryHousehold(["a", "b", "c"], coordinator="a") as mesh:
+    """S6: c sends an assignment; a holds the job, and c coordinates."""
+    async with MemoryHousehold(["a", "b", "c"], coordinator="c") as mesh:
         member = DeviceServices(mesh["b"])
+        member.service.due = Due(mesh["b"], holder=lambda: memory_id("a"))
         for kind, route in member.routes.items():
             mesh["b"].route(kind, route.handler, route.parts)
         blob = memoryview(cbor.dumps([[]] * 1000))
         asked = Message(PREPARE, {"needed": {"compute_bytes": 0}}, (blob, blob))
         try:
-            with pytest.raises(NotCoordinator, match="c neither coordinates nor holds"):
+            with pytest.raises(NotInCharge, match="c holds the data of no job here"):
                 await mesh["c"].call(memory_id("b"), asked, timeout_seconds=5)
             with pytest.raises(PeerError, match=r"expected an object|was not asked"):
                 await mesh["a"].call(memory_id("b"), asked, timeout_seconds=5)

@@ -15,7 +15,7 @@ from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevic
 from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.coordinator.service import CoordinatorService
-from p2ptrain.errors import NotCoordinator, PeerError, PlanError, ProtocolError
+from p2ptrain.errors import NotInCharge, PeerError, PlanError, ProtocolError
 from p2ptrain.holder.planning.planner_client import MOST_LATE, Planner, fastest
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import ALIVE, PLAN, PLAN_END
@@ -28,7 +28,7 @@ from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.child_process import ChildProcess, SearchPriority
 from p2ptrain.recovery.work_signs import PLANS, SignLimits, WorkSign
-from tests.support.memory_household import MemoryHousehold
+from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.unit.coordinator.test_memory_model import request
 
 NAMES = ("a", "b", "c")
@@ -75,8 +75,9 @@ async def mesh() -> AsyncIterator[MemoryHousehold]:
 
 
 def routed(mesh: Mesh, act: Callable[[], object] = lambda: None) -> None:
-    """A device that answers others' questions, and calls `act` before."""
-    route = CoordinatorService(mesh, Due(mesh)).routes[PLAN]
+    """A device that works for a job of c, and calls `act` before it answers a question."""
+    due = Due(mesh, holder=lambda: memory_id("c"))
+    route = CoordinatorService(mesh, due).routes[PLAN]
 
     async def handle(peer: str, message: Message) -> Message | None:
         act()
@@ -143,7 +144,7 @@ async def test_who_does_not_coordinate_is_not_searched_for(mesh: MemoryHousehold
     router = mesh["b"].router
     assert router.open_parts(asked["a"], PLAN, {}, [1 << 20]) is None
     assert router.open_parts(asked["c"], PLAN, {}, [1 << 20]) is not None
-    with pytest.raises(NotCoordinator):
+    with pytest.raises(NotInCharge):
         await mesh["a"].call(
             asked["b"], Message(PLAN, {}, (memoryview(b"?"),)), timeout_seconds=20.0
         )
@@ -253,7 +254,7 @@ async def test_a_late_word_that_ends_a_search_does_not_end_the_next_one(
 
 @pytest.mark.parametrize(
     ("error", "passed"),
-    [(NotCoordinator("no"), False), (PeerError("busy"), True), (ProtocolError("what?"), True)],
+    [(NotInCharge("no"), False), (PeerError("busy"), True), (ProtocolError("what?"), True)],
 )
 async def test_it_is_searched_here_where_the_fastest_does_not(
     mesh: MemoryHousehold, error: PeerError, *, passed: bool
