@@ -467,7 +467,7 @@ def _about_plans() -> list[Target]:
         for name in ("a", "b")
     ]
     links = {("a", "b"): ClusterLink(1e7, 0.1), ("b", "a"): ClusterLink(1e7, 0.1)}
-    household = MeasuredCluster(measured, links, "a", frozenset({"b"}))
+    household = MeasuredCluster(tuple(measured), links, "a", frozenset({"b"}))
     near = Near(
         Plan.from_json(_PLAN, "the plan"), Replicas((("a",),) * 2 + (("b",),)), ReplanMethod.LIGHT
     )

@@ -15,7 +15,7 @@ from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.forms import Count, Key, Positive, Range, Text
 from p2ptrain.net.read_form import read_form
 from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, Overheads
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, Links, Overheads
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.plan.types.planning_file import Factor
 from p2ptrain.plan.types.profile import Profile
@@ -81,13 +81,13 @@ class MeasuredCluster:
     """The devices that may take part and their links.
 
     Attributes:
-        links: (name, name) -> that direction.
+        links: by names.
         holder: name of the data holder.
         leaving: names of candidates that get no work any more; others may fetch from them.
     """
 
-    candidates: Sequence[MeasuredDevice]
-    links: Mapping[tuple[str, str], ClusterLink]
+    candidates: tuple[MeasuredDevice, ...]
+    links: Links
     holder: str
     leaving: frozenset[str] = frozenset()
 
@@ -106,7 +106,7 @@ class MeasuredCluster:
             holder: name of the data holder.
             without: ids of devices that get no work any more.
         """
-        listed = sorted(candidates, key=lambda candidate: candidate.id)
+        listed = tuple(sorted(candidates, key=lambda candidate: candidate.id))
         leaving = frozenset(c.name for c in listed if c.id in without)
         return cls(listed, links({c.id: c.name for c in listed}), holder, leaving)
 
@@ -213,7 +213,7 @@ def unusable(
             try:
                 names = ((holder, one.name), (one.name, holder))
                 two = MeasuredCluster(
-                    [*own, one], dict.fromkeys(names, ClusterLink(1e6, 1e-3)), holder
+                    (*own, one), dict.fromkeys(names, ClusterLink(1e6, 1e-3)), holder
                 )
                 CostModel(*planner_question(request, two))
             except OptionError as error:

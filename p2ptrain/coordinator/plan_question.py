@@ -10,37 +10,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, ClassVar
 
-from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.snapshots import REASON_LIMIT
-from p2ptrain.net import cbor
-from p2ptrain.net.fields import DEVICES_LIMIT, shown
-from p2ptrain.net.forms import By, Length, Range, Row
-from p2ptrain.net.parts import HOUSEHOLD, LARGE, decoded
-from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.fields import shown
+from p2ptrain.net.forms import By, Positive
+from p2ptrain.net.parts import HOUSEHOLD, LARGE, Blob, BlobLimit, decoded
 from p2ptrain.plan.cost.check_plan import check_kinds
 from p2ptrain.plan.replan.replica_holders import Replicas
-from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.tiling.planning.make_plan import NAMES
 
-LINKS_LIMIT = 1 << 17
-"""Both directions of every pair in a household of 256 devices, twice over."""
+
+def _read_plan(listed: tuple[Mapping[str, Any], int]) -> Plan:
+    content, batch_size = listed
+    return Plan.from_json(content, "the plan in force", batch_size=batch_size)
 
 
-def _read_request(value: object) -> JobPlanRequest:
-    if not isinstance(value, bytes):
-        raise ValueError("a request is bytes")
-    return JobPlanRequest.from_bytes(value)
-
-
-RequestBytes: TypeAlias = Annotated[JobPlanRequest, By(_read_request, JobPlanRequest.to_bytes)]
+def _write_plan(plan: Plan) -> tuple[Mapping[str, Any], int]:
+    return plan.to_json(), plan.split.batch_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,44 +46,29 @@ class Near:
         recovery: how close.
     """
 
-    plan: Plan
+    plan: Annotated[Plan, By(_read_plan, _write_plan, tuple[Mapping[str, Any], Positive])]
     replicas: Replicas
     recovery: ReplanMethod
 
 
 @dataclass(frozen=True, slots=True)
-class PlanQuestion:
-    """What is to be planned; `near` None = from zero."""
+class PlanQuestion(Blob):
+    """What is to be planned; `near` None = from zero. Profiles are read where they are planned
+    with."""
+
+    LIMIT: ClassVar[BlobLimit] = HOUSEHOLD
 
     request: JobPlanRequest
     household: MeasuredCluster
     near: Near | None = None
 
-    def to_bytes(self) -> bytes:
-        """Strict CBOR."""
-        household, near = self.household, self.near
-        links = household.links.items()
-        form = _QuestionFields(
-            self.request,
-            household.holder,
-            frozenset(household.leaving),
-            tuple(_LinkRow(*ends, float(x.bytes_per_s), float(x.latency_s)) for ends, x in links),
-            tuple(household.candidates),
-            None
-            if near is None
-            else _NearFields(near.plan.to_json(), near.replicas.holders, near.recovery),
-        )
-        return cbor.dumps(write_form(form))
-
-    @staticmethod
-    def from_bytes(data: bytes | memoryview) -> PlanQuestion:
-        """Check and read; profiles are, where they are planned with. Raises ProtocolError."""
-        form = read_form(_QuestionFields, decoded(data, HOUSEHOLD), "a question for a plan")
-        links = {
-            (x.sender, x.receiver): ClusterLink(x.bytes_per_s, x.latency_s) for x in form.links
-        }
-        household = MeasuredCluster(form.candidates, links, form.holder, form.leaving)
-        return PlanQuestion(form.request, household, _near(form))
+    def check(self) -> None:
+        """See `Blob`."""
+        names = [candidate.name for candidate in self.household.candidates]
+        if self.household.holder not in names:
+            raise ProtocolError("a question for a plan whose holder is no candidate")
+        if len(set(names)) < len(names):
+            raise ProtocolError("a question for a plan in which two candidates have one name")
 
     def answered(self, data: bytes) -> Plan:
         """An answer to this, as it travels. Raises OptionError, ProtocolError: it is none."""
@@ -174,46 +152,3 @@ class PlanQuestion:
                 f"with --private the first {first} layers{ends_at} stay on {holder}, and the plan "
                 "gives some of them to others"
             )
-
-
-def _near(form: _QuestionFields) -> Near | None:
-    near = form.near
-    if near is None:
-        return None
-    try:
-        size = form.request.batch_size
-        plan = Plan.from_json(near.plan, "the plan in force", batch_size=size)
-    except OptionError as error:
-        raise ProtocolError(str(error)) from error
-    return Near(plan, Replicas(near.held), near.recovery)
-
-
-@dataclass(frozen=True, slots=True)
-class _LinkRow:
-    sender: str
-    receiver: str
-    bytes_per_s: Annotated[float, Range(0.0, above=True)]
-    latency_s: Annotated[float, Range(0.0)]
-
-
-@dataclass(frozen=True, slots=True)
-class _NearFields:
-    plan: Mapping[str, Any]
-    held: tuple[Annotated[tuple[str, ...], Length(DEVICES_LIMIT)], ...]
-    recovery: ReplanMethod
-
-
-@dataclass(frozen=True, slots=True)
-class _QuestionFields:
-    request: RequestBytes
-    holder: str
-    leaving: frozenset[str]
-    links: Annotated[tuple[Annotated[_LinkRow, Row()], ...], Length(LINKS_LIMIT)]
-    candidates: tuple[MeasuredDevice, ...]
-    near: _NearFields | None = None
-
-    def __post_init__(self) -> None:
-        if self.holder not in {candidate.name for candidate in self.candidates}:
-            raise ValueError("its holder is no candidate")
-        if len({candidate.name for candidate in self.candidates}) < len(self.candidates):
-            raise ValueError("two candidates have one name")

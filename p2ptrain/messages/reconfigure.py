@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.net.forms import By
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.commit import Seat
@@ -18,17 +17,11 @@ from p2ptrain.recovery.snapshot_schedule import SnapshotCost
 from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds, ProfileCorrections
 
 
-def _read_assignment(value: object) -> Assignment:
-    if not isinstance(value, bytes):
-        raise ValueError("an assignment is bytes")
-    return Assignment.from_bytes(value)
-
-
 @dataclass(frozen=True, slots=True)
 class PlanInForce:
     """The plan that a job runs by: the assignment, and `p2ptrain.plan/1`."""
 
-    assignment: Annotated[Assignment, By(_read_assignment, Assignment.to_bytes)]
+    assignment: Assignment
     plan: Mapping[str, Any]
 
 

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import permutations
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeAlias
 
 from p2ptrain.errors import OptionError
 from p2ptrain.net.forms import By, Flat, Key, Rare
@@ -128,6 +128,13 @@ def _listed(links: Mapping[tuple[str, str], ClusterLink]) -> list[_ListedLink]:
     return [_ListedLink(*ends, link) for ends, link in links.items()]
 
 
+Links: TypeAlias = Annotated[
+    Mapping[tuple[str, str], ClusterLink],
+    By(_by_ends, _listed, Annotated[tuple[_ListedLink, ...], MANY]),
+]
+"""By (sender, receiver)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cluster:
     """All devices, exactly one of them the holder, and the links by (sender, receiver).
@@ -137,10 +144,7 @@ class Cluster:
 
     devices: Annotated[tuple[ClusterDevice, ...], MANY]
     default_link: ClusterLink | None = None
-    links: Annotated[
-        Mapping[tuple[str, str], ClusterLink],
-        By(_by_ends, _listed, Annotated[tuple[_ListedLink, ...], MANY]),
-    ] = field(default_factory=dict)
+    links: Links = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.devices:

@@ -218,7 +218,7 @@ def test_what_measuring_has_taken_already_is_not_taken_again() -> None:
 
 def household(memory_bytes: int) -> MeasuredCluster:
     units = measured(*[(MIB, MIB // 4, MIB)] * 7, (MIB, 0, MIB))
-    return MeasuredCluster([MeasuredDevice("1", "x", units, MemoryBudgets(memory_bytes))], {}, "x")
+    return MeasuredCluster((MeasuredDevice("1", "x", units, MemoryBudgets(memory_bytes)),), {}, "x")
 
 
 def test_plans_leave_room_for_all_that_they_take() -> None:
@@ -241,7 +241,7 @@ def test_tiles_of_one_large_image_fit_where_the_image_does_not() -> None:
     names = [f"d{k}" for k in range(6)]
     links = {(a, b): ClusterLink(1e8, 1e-4) for a in names for b in names if a != b}
     household = MeasuredCluster(
-        [MeasuredDevice(name, name, units, MemoryBudgets(1024 * MIB)) for name in names],
+        tuple(MeasuredDevice(name, name, units, MemoryBudgets(1024 * MIB)) for name in names),
         links,
         "d0",
     )
@@ -263,7 +263,7 @@ def test_tiles_count_what_they_put_together_with_halos() -> None:
     names = ["d0", "d1"]
     links = {(a, b): ClusterLink(1e8, 1e-4) for a in names for b in names if a != b}
     household = MeasuredCluster(
-        [MeasuredDevice(n, n, units, MemoryBudgets(1024 * MIB)) for n in names], links, "d0"
+        tuple(MeasuredDevice(n, n, units, MemoryBudgets(1024 * MIB)) for n in names), links, "d0"
     )
     asked = replace(request(4, 2, "tiles"), maps=chain([CONVOLUTION] * 4, 96))
     profile, _ = planner_question(asked, household)

@@ -35,7 +35,7 @@ def household(*slowdowns: float, processor: str = "epyc") -> MeasuredCluster:
         for name, slowdown in zip(names, slowdowns, strict=True)
     ]
     links = {pair: ClusterLink(1e9, 0.0001) for pair in permutations(names, 2)}
-    return MeasuredCluster(candidates, links, names[0])
+    return MeasuredCluster(tuple(candidates), links, names[0])
 
 
 @pytest.mark.parametrize(("processor", "is_shared"), [("epyc", True), ("", False)])

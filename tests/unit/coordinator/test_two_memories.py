@@ -159,7 +159,7 @@ def household(memory: Mapping[str, MemoryBudgets]) -> MeasuredCluster:
         for name, one in memory.items()
     ]
     links = {(a, b): ClusterLink(1e9, 1e-4) for a in memory for b in memory if a != b}
-    return MeasuredCluster(candidates, links, next(iter(memory)))
+    return MeasuredCluster(tuple(candidates), links, next(iter(memory)))
 
 
 def _units(plan: Plan) -> dict[str, int]:

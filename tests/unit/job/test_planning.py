@@ -57,7 +57,7 @@ def household(memory_bytes: int = 4 << 30) -> MeasuredCluster:
     names = [f"d{number}" for number in range(COUNT)]
     links = {pair: ClusterLink(1e9, 0.0001) for pair in permutations(names, 2)}
     candidates = [MeasuredDevice(name, name, units, MemoryBudgets(memory_bytes)) for name in names]
-    return MeasuredCluster(candidates, links, "d0")
+    return MeasuredCluster(tuple(candidates), links, "d0")
 
 
 @pytest.mark.parametrize("planner", ["pp", "auto", "ftpipehd"])
