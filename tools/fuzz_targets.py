@@ -22,8 +22,8 @@ from zeroconf import DNSIncoming
 
 from p2ptrain import events
 from p2ptrain.api.job_course import CourseAsked, CourseKeeper, EarlierRuns, JobCourse
+from p2ptrain.api.job_desk import SteerRequest
 from p2ptrain.api.progress import JobLine
-from p2ptrain.api.steering import SteerRequest
 from p2ptrain.control.lease import LeasedIdentity, place_fields, read_place
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice
 from p2ptrain.coordinator.plan_question import Near, PlanQuestion

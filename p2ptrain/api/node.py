@@ -19,20 +19,18 @@ import platform
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain import torch_version
 from p2ptrain._version import __version__
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.aio.threads import run_in_background
-from p2ptrain.api.course_desk import CourseDesk
 from p2ptrain.api.event_stream import EventStream, call_watch, check_on_event
 from p2ptrain.api.job_course import JobCourse
+from p2ptrain.api.job_desk import Action, JobDesk
 from p2ptrain.api.loading import forked_box, import_training, started_box
 from p2ptrain.api.manners_keeper import KeeperSettings, MannersKeeper
-from p2ptrain.api.progress import ProgressBoard
 from p2ptrain.api.run import Run, asked_options, start_run
-from p2ptrain.api.steering import Action, SteeringDesk, SteerRequest
 from p2ptrain.api.views import (
     CoordinatorStatus,
     CutOffDevice,
@@ -45,23 +43,18 @@ from p2ptrain.api.views import (
 from p2ptrain.control.borrow import own_lease
 from p2ptrain.control.lease import LeasedIdentity
 from p2ptrain.devices.request import AUTO, read_request
-from p2ptrain.errors import Error, OptionError, PeerError, UserError
+from p2ptrain.errors import Error, OptionError
 from p2ptrain.events import Event
-from p2ptrain.job.last_job import JOB_FOLDER, last_facts
+from p2ptrain.job.last_job import JOB_FOLDER
 from p2ptrain.job.train_options import MAX_THREADS, whole
 from p2ptrain.manners.readings import DeviceReader, ReadDevice, idle_seconds_reader
 from p2ptrain.manners.settings import Manners
 from p2ptrain.mesh.config import MeshConfig
 from p2ptrain.mesh.identity.state_folder import StateFolder, default_state_dir
-from p2ptrain.mesh.interface import MemberState, display_name
+from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.network_mesh import NetworkMesh
-from p2ptrain.messages.kinds import EXPLAIN, ROUND_PICTURE
 from p2ptrain.net.fields import checked_name
-from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.parts import Blob, limited, part_of
-from p2ptrain.plan.explain import explained
 from p2ptrain.plan.round_picture import RoundPicture
-from p2ptrain.plan.types.job_facts import JobFacts
 from p2ptrain.process.box import Box
 from p2ptrain.process.energy import EnergyMeter
 from p2ptrain.process.host_process import keep_freed_memory, leave_alone
@@ -76,15 +69,8 @@ if TYPE_CHECKING:
     from p2ptrain.mesh.trust.pairing_window import PairingWindow
 
 
-B = TypeVar("B", bound=Blob)
-
 LEAVE_SECONDS = 30.0
 """Longest wait until the others have taken over what this device did for them."""
-
-EXPLAIN_SECONDS = 60.0
-"""Rounds are watched, and plans searched."""
-
-ROUNDS_SECONDS = 10.0
 
 LINK_SECONDS = 3.0
 """For the measuring of one link: several may be slow, and a user waits."""
@@ -190,9 +176,7 @@ class Node:
         self._own: LeasedIdentity | None = None
         self._has_begun = False
         self._member: DeviceServices | None = None
-        self._board: ProgressBoard | None = None
-        self._desk: CourseDesk | None = None
-        self._steering: SteeringDesk | None = None
+        self._known_desk: JobDesk | None = None
         self._run: Run | None = None
         self._own_box: Box | None = None
 
@@ -221,9 +205,7 @@ class Node:
             await self._place.aclose()
             raise
         try:
-            self._board = ProgressBoard(self._mesh)
-            self._desk = CourseDesk(self._mesh, self._board, StateFolder(self._config.state_dir))
-            self._steering = SteeringDesk(self._mesh)
+            self._known_desk = JobDesk(self._mesh, StateFolder(self._config.state_dir))
             self._member = self._make_member()
             self._tasks.spawn(self._keep_manners(self._member), "keep the manners")
         except BaseException as error:
@@ -291,8 +273,8 @@ class Node:
         """
         try:
             await self._tasks.cancel()
-            if self._steering is not None:
-                await self._steering.close()
+            if self._known_desk is not None:
+                await self._known_desk.close()
             if self._run is not None:
                 await self._run.cancel()
             if self._member is not None:
@@ -326,12 +308,8 @@ class Node:
             raise OptionError("this node already trains a job: wait for its result or cancel it")
         if self._member is None:
             raise OptionError(_OUTSIDE)
-        folder = self._jobs_folder()
-        assert self._desk is not None, "there is a desk wherever there is a member"
-        self._run = start_run(
-            *(self._mesh, self._member, job, options, self._emit, self._desk),
-            *(folder, self._steering),
-        )
+        asked = self._mesh, self._member, job, options, self._emit, self._desk
+        self._run = start_run(*asked, self._jobs_folder())
         return self._run
 
     def status(self) -> NodeStatus:
@@ -363,7 +341,7 @@ class Node:
         waiting_for = self._member.service.slot.waiting_for if self._member is not None else None
         if waiting_for is not None:
             return JobStatus.of({"holder": waiting_for, "waiting_for": waiting_for})
-        line = self._board.line if self._board else None
+        line = None if self._known_desk is None else self._known_desk.board.line
         return None if line is None else JobStatus.of(line)
 
     async def course(self) -> JobCourse | None:
@@ -371,7 +349,7 @@ class Node:
 
         Another device is asked for what is new since the last call.
         """
-        return None if self._desk is None else await self._desk.read()
+        return None if self._known_desk is None else await self._known_desk.read()
 
     async def steer_job(self, run: str, action: Action) -> None:
         """Pause, go on with or stop a training of the household, wherever its data is.
@@ -382,10 +360,7 @@ class Node:
         Raises:
             UserError, PeerError: that training has ended, or its device does not answer.
         """
-        holder = None if self._desk is None else self._desk.holder_of(run)
-        if holder is None or self._steering is None:
-            raise UserError("another training runs now, or none: look again")
-        await self._steering.steer(holder, SteerRequest(run, action))
+        await self._desk.steer(run, action)
 
     async def links(self) -> list[LinkStatus]:
         """How fast the links to the other members are, measured now, one after the other.
@@ -416,13 +391,7 @@ class Node:
             UserError: nothing trains here and nothing has.
             PeerError: the job's holder is out of reach, or has no plan yet.
         """
-        holder = self._board.holder if self._board else None
-        if holder is None:
-            facts = await run_in_background(lambda: last_facts(self._config.state_dir))
-            if facts is None:
-                raise UserError("nothing trains now, and this device has held no training before")
-            return explained(facts)
-        return explained(await self._ask(holder, EXPLAIN, JobFacts, EXPLAIN_SECONDS))
+        return await self._desk.explain()
 
     async def rounds(self) -> RoundPicture | None:
         """What each device did in the last rounds of the job that runs; None without one.
@@ -432,35 +401,18 @@ class Node:
         Raises:
             PeerError: the job's holder does not answer, or has an older p2ptrain.
         """
-        holder = self._board.holder if self._board else None
-        if holder is None:
-            return None
-        return await self._ask(holder, ROUND_PICTURE, RoundPicture, ROUNDS_SECONDS, Priority.BULK)
-
-    async def _ask(
-        self,
-        holder: str,
-        kind: str,
-        form: type[B],
-        seconds: float,
-        priority: Priority = Priority.CONTROL,
-    ) -> B:
-        """What the job's holder answers. Raises PeerError: nothing in time."""
-        try:
-            reply = await self._joined.call(
-                holder,
-                Message(kind),
-                timeout_seconds=seconds,
-                priority=priority,
-                reply_parts=limited(form.LIMIT.most_bytes),
-            )
-        except TimeoutError as error:
-            raise PeerError(f"{display_name(self._mesh, holder)} does not answer") from error
-        return form.from_bytes(part_of(reply))
+        return await self._desk.rounds()
 
     def trains_for(self) -> str | None:
         """Name of the device whose job this one has a part in now; None without one."""
         return self._member.service.slot.holder_name if self._member is not None else None
+
+    @property
+    def _desk(self) -> JobDesk:
+        """What is known of the household's job. Raises OptionError: it has not joined."""
+        if self._known_desk is None:
+            raise OptionError(_OUTSIDE)
+        return self._known_desk
 
     @property
     def _joined(self) -> NetworkMesh:

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from p2ptrain import events
 from p2ptrain.api import notebook
-from p2ptrain.api.course_desk import CourseDesk
 from p2ptrain.api.event_stream import EventReader, EventStream
 from p2ptrain.api.job_course import JobCourse
+from p2ptrain.api.job_desk import JobDesk
 from p2ptrain.api.progress import INTERVAL_SECONDS, Outcome, ProgressReporter
 from p2ptrain.api.sinks.open_sinks import RunSinks, asked_sinks
-from p2ptrain.api.steering import SteeringDesk
 from p2ptrain.errors import OptionError, RunCancelled, callback_note
 from p2ptrain.events import Event
 from p2ptrain.holder.rounds.pause import JobPause
@@ -231,17 +230,15 @@ def start_run(
     job: Job,
     options: TrainOptions,
     emit: Callable[[Event], None],
-    desk: CourseDesk,
+    desk: JobDesk,
     folder: StateFolder | None = None,
-    steering: SteeringDesk | None = None,
 ) -> Run:
     """Train `job` in a task of its own.
 
     Args:
         emit: takes every event, beside the run itself.
-        desk: has the job's course for those who ask.
+        desk: has the job's course for those who ask, and pauses and stops it for them.
         folder: where the job's journal stands; None = nowhere.
-        steering: pauses and stops it for them.
     """
     stream = EventStream(replays=True)
     model = type(job.model).__name__
@@ -293,6 +290,5 @@ def start_run(
     task = asyncio.create_task(run(), name="train")
     task.add_done_callback(lambda _: stream.close())  # also of one that is cancelled before it runs
     begun = Run(job, task, stream, pause, announce, mesh.name, course.whole)
-    if steering is not None:
-        steering.begin(course.run, begun)
+    course.ways = {"pause": begun.pause, "resume": begun.resume, "stop": begun.cancel}
     return begun

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain import torch_version
 from p2ptrain.aio import event_loop
-from p2ptrain.api.course_desk import CourseDesk
 from p2ptrain.api.event_stream import call_watch, check_on_event
+from p2ptrain.api.job_desk import JobDesk
 from p2ptrain.api.node import Node, check_limits, state_folder
 from p2ptrain.api.notebook import drawn_result
-from p2ptrain.api.progress import ProgressBoard
 from p2ptrain.api.run import asked_options, start_run
 from p2ptrain.devices.request import AUTO, read_request
 from p2ptrain.errors import LinkClosed, OptionError
@@ -129,7 +128,7 @@ async def train_alone(
     emit = _emitting(on_event)
     chosen = await choose_device(request, folder / CHECKS, emit, threads=threads)
     mesh = LoneMesh(node_options.get("name") or "here")
-    desk = CourseDesk(mesh, ProgressBoard(mesh), None)
+    desk = JobDesk(mesh, None)
     member = DeviceServices(
         mesh,
         memory_bytes=node_options.get("memory_bytes"),
@@ -228,7 +227,7 @@ async def train_on_ranks(
     alike = place == chosen.device.place.type
     ranks.agree(None if alike else OptionError(f"it computes on another kind than {place}"))
     mesh = LoneMesh("rank 0")
-    desk = CourseDesk(mesh, ProgressBoard(mesh), None)
+    desk = JobDesk(mesh, None)
     run = start_run(mesh, RankTrainer(ranks, chosen.device), job, options, emit, desk)
     try:
         return await run.result()

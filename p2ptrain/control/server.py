@@ -157,7 +157,7 @@ class ControlServer:
         return web.json_response({"code": self._member().invite()})
 
     async def _remove(self, request: web.Request) -> web.Response:
-        name = await _text_field(request, "name")
+        name = await text_field(request, "name")
         await self._member().remove(name)
         return web.json_response({"removed": name})
 
@@ -212,7 +212,8 @@ def _bytes(header: str) -> bytes:
     return header.encode("utf-8", "surrogateescape")
 
 
-async def _text_field(request: web.Request, key: str) -> str:
+async def text_field(request: web.Request, key: str) -> str:
+    """Of the request's JSON. Raises UserError: there is none."""
     try:
         body: Any = json.loads(await request.read())
         value = body[key]

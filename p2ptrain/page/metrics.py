@@ -3,74 +3,64 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from p2ptrain.page.state import PageState
+from p2ptrain.page.state import DeviceView, PageState
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 _Sample = tuple[dict[str, str], float | None]
 
 
+_OF_DEVICES: tuple[tuple[str, str, Callable[[DeviceView], float | None]], ...] = (
+    ("memory_bytes", "Memory that p2ptrain may use on a device.", lambda d: d.memory_bytes),
+    ("used_bytes", "Of that, what jobs take now.", lambda d: d.used_bytes),
+    (
+        "card_used_bytes",
+        "Memory of a device's accelerator that p2ptrain has taken.",
+        lambda d: d.card_used_bytes,
+    ),
+    (
+        "card_offered_bytes",
+        "Memory of a device's accelerator that p2ptrain may use.",
+        lambda d: d.card_offered_bytes,
+    ),
+    (
+        "needed_bytes",
+        "Memory that a device needs for its part of the plan, beside an accelerator's own.",
+        lambda d: d.needed_bytes,
+    ),
+    (
+        "card_needed_bytes",
+        "Memory of a device's accelerator that its part of the plan needs.",
+        lambda d: d.card_needed_bytes,
+    ),
+    (
+        "alone_samples_per_second",
+        "What a device would do of the job without the others, as measured.",
+        lambda d: d.alone_samples_per_s,
+    ),
+    ("has_part", "1 where a device has a part of the plan.", lambda d: d.part is not None),
+)
+
+
 def metrics_text(state: PageState) -> str:
     """What is known; what is not is left out."""
     job = state.job
-    lines = _gauge(
-        "p2ptrain_devices",
-        "Devices of the household, by state.",
-        [
-            ({"state": name}, n)
-            for name, n in sorted(Counter(d.state for d in state.devices).items())
-        ],
-    )
-    lines += _gauge(
-        "p2ptrain_device_memory_bytes",
-        "Memory that p2ptrain may use on a device.",
-        [({"device": d.name}, d.memory_bytes) for d in state.devices],
-    )
-    lines += _gauge(
-        "p2ptrain_device_used_bytes",
-        "Of that, what jobs take now.",
-        [({"device": d.name}, d.used_bytes) for d in state.devices],
-    )
-    lines += _gauge(
-        "p2ptrain_device_card_used_bytes",
-        "Memory of a device's accelerator that p2ptrain has taken.",
-        [({"device": d.name}, d.card_used_bytes) for d in state.devices],
-    )
-    lines += _gauge(
-        "p2ptrain_device_card_offered_bytes",
-        "Memory of a device's accelerator that p2ptrain may use.",
-        [({"device": d.name}, d.card_offered_bytes) for d in state.devices],
-    )
-    lines += _gauge(
-        "p2ptrain_device_needed_bytes",
-        "Memory that a device needs for its part of the plan, beside an accelerator's own.",
-        [({"device": d.name}, d.needed_bytes) for d in state.devices],
-    )
-    lines += _gauge(
-        "p2ptrain_device_card_needed_bytes",
-        "Memory of a device's accelerator that its part of the plan needs.",
-        [({"device": d.name}, d.card_needed_bytes) for d in state.devices],
-    )
-    lines += _gauge(
-        "p2ptrain_device_alone_samples_per_second",
-        "What a device would do of the job without the others, as measured.",
-        [({"device": d.name}, d.alone_samples_per_s) for d in state.devices],
-    )
-    lines += _gauge(
-        "p2ptrain_device_has_part",
-        "1 where a device has a part of the plan.",
-        [({"device": d.name}, d.part is not None) for d in state.devices],
-    )
+    counts = sorted(Counter(d.state for d in state.devices).items())
+    by_state = [({"state": name}, n) for name, n in counts]
+    lines = _gauge("devices", "Devices of the household, by state.", by_state)
+    for name, help_text, read in _OF_DEVICES:
+        samples = [({"device": d.name}, read(d)) for d in state.devices]
+        lines += _gauge(f"device_{name}", help_text, samples)
     ends = [({"from": link.sender, "to": link.receiver}, link) for link in state.links]
     lines += _gauge(
-        "p2ptrain_link_bytes_per_second",
+        "link_bytes_per_second",
         "A link as last measured, one direction.",
         [(labels, link.bytes_per_s) for labels, link in ends],
     )
     lines += _gauge(
-        "p2ptrain_link_carries_bytes_per_second",
+        "link_carries_bytes_per_second",
         "What a link of this device carries now, one direction.",
         [(labels, link.now_bytes_per_s) for labels, link in ends],
     )
@@ -88,7 +78,7 @@ def metrics_text(state: PageState) -> str:
         ("predicted_samples_per_second", "By the plan.", job.predicted_samples_per_s),
         ("left_seconds", "Until the job is done.", job.seconds_left),
     ):
-        lines += _gauge(f"p2ptrain_job_{name}", help_text, [(of_job, value)])
+        lines += _gauge(f"job_{name}", help_text, [(of_job, value)])
     return "".join(lines)
 
 
@@ -96,6 +86,7 @@ def _gauge(name: str, help_text: str, samples: Iterable[_Sample]) -> list[str]:
     known = [(labels, value) for labels, value in samples if value is not None]
     if not known:
         return []
+    name = f"p2ptrain_{name}"
     head = [f"# HELP {name} {help_text}\n", f"# TYPE {name} gauge\n"]
     return head + [f"{name}{{{_labels(labels)}}} {float(value):.10g}\n" for labels, value in known]
 

@@ -7,16 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, get_args
+from typing import get_args
 
 from aiohttp import web
 
-from p2ptrain.api.steering import Action
+from p2ptrain.api.job_desk import Action
+from p2ptrain.control.server import text_field
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.net.write_form import write_form
@@ -223,7 +223,7 @@ class PageSite:
 
     async def _remove(self, request: web.Request) -> web.Response:
         self._check_may_change()
-        await self._source.member.remove(await _text(request, "name"))
+        await self._source.member.remove(await text_field(request, "name"))
         return await self._changed()
 
     async def _start(self, request: web.Request) -> web.Response:
@@ -231,12 +231,12 @@ class PageSite:
         scripts = self._source.scripts
         if scripts is None:
             raise UserError("no script may be started here: p2ptrain join --allow-script SCRIPT")
-        await scripts.start(await _text(request, "script"))
+        await scripts.start(await text_field(request, "script"))
         return await self._changed()
 
     async def _steer(self, action: Action, request: web.Request) -> web.Response:
         self._check_may_change()
-        await self._source.member.steer_job(await _text(request, "run"), action)
+        await self._source.member.steer_job(await text_field(request, "run"), action)
         return await self._changed()
 
     def _check_may_change(self) -> None:
@@ -251,14 +251,3 @@ class PageSite:
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
-
-
-async def _text(request: web.Request, key: str) -> str:
-    try:
-        body: Any = json.loads(await request.read())
-        value = body[key] if isinstance(body, Mapping) else None
-    except (ValueError, KeyError, RecursionError):
-        value = None
-    if not isinstance(value, str):
-        raise UserError(f"the request needs a text {key!r}")
-    return value

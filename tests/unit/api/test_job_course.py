@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain import events
-from p2ptrain.api.course_desk import CourseDesk
 from p2ptrain.api.job_course import (
     EARLIER_MODELS,
     EARLIER_POINTS,
@@ -22,7 +23,9 @@ from p2ptrain.api.job_course import (
     joined,
     known_of,
 )
-from p2ptrain.api.progress import PROGRESS, JobLine, ProgressBoard
+from p2ptrain.api.job_desk import JobDesk
+from p2ptrain.api.progress import PROGRESS, JobLine
+from p2ptrain.errors import PeerError, UserError
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.net.message import Message
 from p2ptrain.net.read_form import read_form
@@ -102,7 +105,7 @@ def test_what_is_no_number_is_left_out() -> None:
 
 async def test_the_energy_of_a_job_is_known_after_its_end(tmp_path: Path) -> None:
     async with MemoryHousehold(["a"]) as mesh:
-        desk = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
+        desk = JobDesk(mesh["a"], StateFolder(tmp_path))
         said = ["0.2 J a sample"]
         course = desk.begin("Net", 1, energy=lambda: said[0])
         course.note(step(1))
@@ -111,7 +114,7 @@ async def test_the_energy_of_a_job_is_known_after_its_end(tmp_path: Path) -> Non
         course.note(events.Done(1, 1.0, 1.0, None))
         said[0] = ""  # nothing trains any more
         course.end()
-        later = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
+        later = JobDesk(mesh["a"], StateFolder(tmp_path))
         seen = await later.read()
         assert seen is not None
         assert seen.energy == "0.3 J a sample"
@@ -119,8 +122,8 @@ async def test_the_energy_of_a_job_is_known_after_its_end(tmp_path: Path) -> Non
 
 async def test_a_member_asks_the_holder_and_remembers_its_end(tmp_path: Path) -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        desks = {n: CourseDesk(mesh[n], ProgressBoard(mesh[n]), None) for n in ("a", "b")}
-        desks["a"] = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
+        desks = {n: JobDesk(mesh[n], None) for n in ("a", "b")}
+        desks["a"] = JobDesk(mesh["a"], StateFolder(tmp_path))
         assert await desks["b"].read() is None
         course = desks["a"].begin("Net", 10, lambda: "a limits")
         course.note(PLAN)
@@ -145,7 +148,7 @@ async def test_a_member_asks_the_holder_and_remembers_its_end(tmp_path: Path) ->
         assert (seen.state, seen.limit) == ("stopped", "")
         assert seen.last is not None
         assert seen.last.step == 2
-        later = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
+        later = JobDesk(mesh["a"], StateFolder(tmp_path))
         assert await later.read() == course.whole()
         (earlier,) = later.begin("Net", 10).whole().earlier
         assert (earlier.run, earlier.state) == (course.run, "stopped")
@@ -153,7 +156,7 @@ async def test_a_member_asks_the_holder_and_remembers_its_end(tmp_path: Path) ->
         assert later.begin("Other", 10).whole().earlier == ()
         again = later.begin("Net", 10)
         again.end()
-        after = CourseDesk(mesh["a"], ProgressBoard(mesh["a"]), StateFolder(tmp_path))
+        after = JobDesk(mesh["a"], StateFolder(tmp_path))
         assert (await after.read()) == again.whole()
         assert again.whole().earlier == (earlier,)
 
@@ -177,7 +180,7 @@ def test_only_the_newest_runs_are_kept_and_a_few_of_their_points() -> None:
 
 async def test_a_holder_that_is_gone_is_waited_for() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        desks = {n: CourseDesk(mesh[n], ProgressBoard(mesh[n]), None) for n in ("a", "b")}
+        desks = {n: JobDesk(mesh[n], None) for n in ("a", "b")}
         desks["a"].begin("Net", None).note(step(1))
         said = Message(PROGRESS, JobLine("Net", step=1).fields())
         await mesh["a"].call(mesh["b"].self_id, said, timeout_seconds=10.0)
@@ -190,7 +193,7 @@ async def test_a_holder_that_is_gone_is_waited_for() -> None:
 
 async def test_of_a_holder_that_gives_no_course_its_progress_is_shown() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        desk = CourseDesk(mesh["b"], ProgressBoard(mesh["b"]), None)
+        desk = JobDesk(mesh["b"], None)
         said = Message(PROGRESS, JobLine("Net", step=7, loss=0.5).fields())
         await mesh["a"].call(mesh["b"].self_id, said, timeout_seconds=10.0)
         seen = await desk.read()
@@ -198,3 +201,39 @@ async def test_of_a_holder_that_gives_no_course_its_progress_is_shown() -> None:
         assert (seen.holder, seen.model, seen.state) == ("a", "Net", "training")
         assert seen.last is not None
         assert (seen.last.step, seen.last.loss) == (7, 0.5)
+
+
+async def test_any_member_steers_the_run_that_it_means() -> None:
+    happened: list[tuple[str, str]] = []
+    is_stopped = asyncio.Event()
+
+    def note(action: str) -> Callable[[str], None]:
+        return lambda by: happened.append((action, by))
+
+    async def stop(by: str) -> None:
+        happened.append(("stop", by))
+        is_stopped.set()
+
+    async with MemoryHousehold(["a", "b"]) as mesh:
+        desks = {name: JobDesk(mesh[name], None) for name in ("a", "b")}
+        with pytest.raises(UserError, match="another training"):
+            await desks["b"].steer("r1", "pause")
+        course = desks["a"].begin("Net", None)
+        course.ways = {"pause": note("pause"), "resume": note("resume"), "stop": stop}
+        said = Message(PROGRESS, JobLine("Net", step=1).fields())
+        await mesh["a"].call(mesh["b"].self_id, said, timeout_seconds=10.0)
+        await desks["b"].read()
+        await desks["b"].steer(course.run, "pause")
+        await desks["a"].steer(course.run, "resume")
+        with pytest.raises(UserError, match="another training"):
+            await desks["b"].steer("another", "stop")
+        await desks["b"].steer(course.run, "stop")
+        await is_stopped.wait()
+        assert happened == [("pause", "b"), ("resume", "a"), ("stop", "b")]
+        course.end()
+        with pytest.raises(PeerError, match="has ended on a"):
+            await desks["b"].steer(course.run, "pause")
+        with pytest.raises(UserError, match="another training"):
+            await desks["a"].steer(course.run, "pause")
+        for desk in desks.values():
+            await desk.close()

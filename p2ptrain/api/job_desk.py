@@ -1,17 +1,24 @@
-"""The course of the household's job, on every member: the holder keeps it, others ask for it.
+"""The household's job on every member: the holder keeps its course, the others ask the holder.
 
-A member asks only while somebody looks at its page, once for all who look, and for what is new. The
+    any member ── course, explain, rounds ──► the holder, which answers
+               ── job.steer (run, action) ──► the holder, which does it and says who asked
+
+A member asks for the course only while a page is open, once for all pages, and for what is new. The
 course of this device's own last job stays in its state folder, for after the `train` that made it.
+Members are equals: one that may remove another may pause its training too.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from time import monotonic, time
+from typing import Any, Literal, TypeAlias, TypeVar
 
+from p2ptrain.aio.tasks import TaskOwner
+from p2ptrain.aio.threads import run_in_background
 from p2ptrain.api.job_course import (
     ENDED,
     REPORTED,
@@ -27,22 +34,49 @@ from p2ptrain.api.job_course import (
 from p2ptrain.api.progress import JobLine, ProgressBoard
 from p2ptrain.errors import Error, PeerError, UserError
 from p2ptrain.events import Done, Event
+from p2ptrain.job.last_job import last_facts
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import GONE, Mesh, display_name
+from p2ptrain.messages.kinds import EXPLAIN, ROUND_PICTURE
+from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.forms import Id
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.parts import LARGE, limited, part_of
+from p2ptrain.net.parts import Blob, limited, part_of
 from p2ptrain.net.write_form import write_form
+from p2ptrain.plan.explain import explained
+from p2ptrain.plan.round_picture import RoundPicture
+from p2ptrain.plan.types.job_facts import JobFacts
 
 log = get_logger(__name__)
 
-COURSE = "job.course"
+B = TypeVar("B", bound=Blob)
+
+COURSE, STEER = "job.course", "job.steer"
 
 COURSE_FILE = "course.json"
 
 EARLIER_FILE = "earlier_runs.json"
 
 ANSWER_SECONDS = 5.0
+
+EXPLAIN_SECONDS = 60.0
+"""Rounds are watched, and plans searched."""
+
+ROUNDS_SECONDS = 10.0
+
+Action: TypeAlias = Literal["pause", "resume", "stop"]
+
+Ways: TypeAlias = Mapping[Action, Callable[[str], Coroutine[Any, Any, None] | None]]
+"""What does each, with the name of the device that asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SteerRequest(FrameFields):
+    """Of a job that the asked device holds; `run` as in its course."""
+
+    run: Id
+    action: Action
 
 
 class CourseRecorder:
@@ -57,6 +91,7 @@ class CourseRecorder:
         same: str,
     ) -> None:
         """`same`: of which model earlier runs are kept."""
+        self.ways: Ways = {}
         self._keeper = keeper
         self._same = same
         self._limit = limit
@@ -108,20 +143,30 @@ class CourseRecorder:
         return (self._ended_at or monotonic()) - self._began_at
 
 
-class CourseDesk:
-    """One a member."""
+class JobDesk:
+    """One a member.
 
-    def __init__(self, mesh: Mesh, board: ProgressBoard, folder: StateFolder | None) -> None:
-        """`folder`: where the course of this device's own last job stands; None: nowhere."""
+    Attributes:
+        board: what the holder reports unasked.
+    """
+
+    def __init__(self, mesh: Mesh, folder: StateFolder | None) -> None:
+        """`folder`: this device's state; None: nothing of its jobs is kept."""
         self._mesh = mesh
-        self._board = board
+        self.board = ProgressBoard(mesh)
         self._folder = folder
         self._own: CourseRecorder | None = None
         self._known: JobCourse | None = None  # of another device's job
         self._known_of: str | None = None  # that device
         self._earlier: JobCourse | None = None  # from the file
         self._has_looked = False
+        self._tasks = TaskOwner(_failed)
         mesh.route(COURSE, self._answer)
+        mesh.route(STEER, self._steered)
+
+    async def close(self) -> None:
+        """Begin nothing more; a run that is being stopped is its owner's."""
+        await self._tasks.cancel()
 
     def begin(
         self,
@@ -147,7 +192,7 @@ class CourseDesk:
 
     async def read(self) -> JobCourse | None:
         """The course of the job that runs, else of the last one that this device knows of."""
-        holder = self._board.holder
+        holder = self.board.holder
         if self._own is not None and not self._own.is_over:
             return self._own.whole()
         if holder is not None and holder != self._mesh.self_id:
@@ -157,7 +202,68 @@ class CourseDesk:
             return self._after_its_end(self._known)
         return self._own.whole() if self._own is not None else self._last_here()
 
-    def holder_of(self, run: str) -> str | None:
+    async def steer(self, run: str, action: Action) -> None:
+        """Pause, resume or stop a training, wherever its data is; `run` as in its course.
+
+        Raises:
+            UserError, PeerError: that training has ended, or its device does not answer.
+        """
+        asked, holder = SteerRequest(run, action), self._holder_of(run)
+        if holder is None:
+            raise UserError("another training runs now, or none: look again")
+        if holder == self._mesh.self_id:
+            self._do(asked, self._mesh.name)
+        else:
+            await self._call(holder, Message(STEER, asked.fields()), ANSWER_SECONDS)
+
+    async def explain(self) -> dict[str, Any]:
+        """See `Node.explain`."""
+        holder, folder = self.board.holder, self._folder
+        if holder is not None:
+            return explained(await self._part(holder, EXPLAIN, JobFacts, EXPLAIN_SECONDS))
+        facts = None
+        if folder is not None:
+            facts = await run_in_background(lambda: last_facts(folder.path))
+        if facts is None:
+            raise UserError("nothing trains now, and this device has held no training before")
+        return explained(facts)
+
+    async def rounds(self) -> RoundPicture | None:
+        """See `Node.rounds`."""
+        holder = self.board.holder
+        if holder is None:
+            return None
+        return await self._part(holder, ROUND_PICTURE, RoundPicture, ROUNDS_SECONDS, Priority.BULK)
+
+    async def _part(
+        self,
+        holder: str,
+        kind: str,
+        form: type[B],
+        seconds: float,
+        priority: Priority = Priority.CONTROL,
+    ) -> B:
+        reply = await self._call(holder, Message(kind), seconds, priority, form)
+        return form.from_bytes(part_of(reply))
+
+    async def _call(
+        self,
+        holder: str,
+        question: Message,
+        seconds: float,
+        priority: Priority = Priority.CONTROL,
+        form: type[Blob] | None = None,
+    ) -> Message:
+        """What the job's holder answers, with a part of that form. Raises PeerError: nothing."""
+        parts = None if form is None else limited(form.LIMIT.most_bytes)
+        try:
+            return await self._mesh.call(
+                holder, question, timeout_seconds=seconds, priority=priority, reply_parts=parts
+            )
+        except TimeoutError as error:
+            raise PeerError(f"{display_name(self._mesh, holder)} does not answer") from error
+
+    def _holder_of(self, run: str) -> str | None:
         """The device that trains that run, as far as this one knows; None where none does now."""
         if self._own is not None and self._own.run == run and not self._own.is_over:
             return self._mesh.self_id
@@ -168,20 +274,14 @@ class CourseDesk:
         """Where no answer comes, what is known stays as it is."""
         known = self._known if holder == self._known_of else None
         question = Message(COURSE, known_of(known).fields())
-        with suppress(Error, TimeoutError):
-            reply = await self._mesh.call(
-                holder,
-                question,
-                timeout_seconds=ANSWER_SECONDS,
-                priority=Priority.BULK,
-                reply_parts=limited(LARGE.most_bytes),
-            )
+        with suppress(Error):
+            reply = await self._call(holder, question, ANSWER_SECONDS, Priority.BULK, JobCourse)
             answer = JobCourse.from_bytes(part_of(reply))
             self._known, self._known_of = joined(known, answer), holder
 
     def _as_reported(self, holder: str) -> JobCourse:
         """What the holder's progress says, where it gives no course (an older p2ptrain)."""
-        line = self._board.line or {}
+        line = self.board.line or {}
         step, last = line.get("step"), None
         if step is not None:
             last = CoursePoint(step, 0.0, line.get("loss"), line.get("samples_per_s"), None)
@@ -194,7 +294,7 @@ class CourseDesk:
     def _after_its_end(self, known: JobCourse) -> JobCourse:
         """Of a job of another device that is not reported any more."""
         holder = self._known_of or ""
-        line = self._board.ended.get(holder)
+        line = self.board.ended.get(holder)
         if known.state not in ENDED and line is not None:
             self._known = replace(_ended_by(known, line), limit="")
             return self._known
@@ -217,6 +317,26 @@ class CourseDesk:
             raise PeerError(f"{self._mesh.name} trains no job of its own")
         asked = CourseAsked.read(message.fields)
         return Message(COURSE, {}, (self._own.since(asked).to_part(),))
+
+    async def _steered(self, peer: str, message: Message) -> Message:
+        try:
+            self._do(SteerRequest.read(message.fields), display_name(self._mesh, peer))
+        except UserError as error:
+            raise PeerError(str(error)) from error
+        return Message(STEER, {})
+
+    def _do(self, asked: SteerRequest, by: str) -> None:
+        own = self._own
+        if own is None or own.run != asked.run or own.is_over:
+            raise UserError(f"that training has ended on {self._mesh.name}: look again")
+        log.info("job_steered", action=asked.action, by=by)
+        doing = own.ways[asked.action](by)
+        if doing is not None:  # in a task: stopping takes as long as the devices' letting go
+            self._tasks.spawn(doing, f"{asked.action} the job")
+
+
+def _failed(name: str, error: BaseException) -> None:
+    log.warning("not_steered", task=name, why=str(error) or type(error).__name__)
 
 
 def _earlier(folder: StateFolder) -> EarlierRuns:
