@@ -15,6 +15,7 @@ from typing import Any
 
 from p2ptrain.cli import pairing_code
 from p2ptrain.cli.pairing_code import PROMPT
+from p2ptrain.cli.usage import Options
 from p2ptrain.control.lease import NodeOptions
 from p2ptrain.devices.request import AUTO, CHOICES, SEVERAL, read_request, read_requests
 from p2ptrain.errors import OptionError
@@ -220,77 +221,57 @@ def state_dir(text: str) -> Path:
 
 def add_common(parser: argparse.ArgumentParser) -> None:
     """What every command takes."""
-    group = parser.add_argument_group("every command")
-    group.add_argument(
-        "--state-dir",
-        metavar="DIR",
-        type=state_dir,
-        help="folder for this device's name, keys and pairings "
+    group = Options(parser.add_argument_group("every command"))
+    group.value(
+        "--state-dir DIR",
+        state_dir,
+        "folder for this device's name, keys and pairings "
         f"(default: ${STATE_DIR_VARIABLE}, else the system's usual place)",
     )
-    group.add_argument(
-        "--json", action="store_true", help="print JSON, one object a line; logs go to stderr"
-    )
-    group.add_argument("--debug", action="store_true", help="show tracebacks and more logs")
+    group.flag("--json", "print JSON, one object a line; logs go to stderr")
+    group.flag("--debug", "show tracebacks and more logs")
 
 
 def add_node(parser: argparse.ArgumentParser) -> None:
     """How this device stands in the household: `join`'s options."""
-    group = parser.add_argument_group("this device in the household")
-    group.add_argument(
-        "--name",
-        metavar="N",
-        type=name,
-        help="this device's name (default: the name of the computer)",
-    )
-    pairing = group.add_mutually_exclusive_group()
-    pairing.add_argument(
+    group = Options(parser.add_argument_group("this device in the household"))
+    group.value("--name N", name, "this device's name (default: the name of the computer)")
+    pairing = group.one_of()
+    pairing.value(
         pairing_code.OPTION,
-        type=code,
-        help="the pairing code (eight digits), needed once on each device; - asks for it",
+        code,
+        "the pairing code (eight digits), needed once on each device; - asks for it",
     )
-    pairing.add_argument(
-        pairing_code.FILE_OPTION,
-        metavar="FILE",
-        type=path,
-        help=f"read the code from this file (or set ${pairing_code.VARIABLE})",
+    file_form = f"{pairing_code.FILE_OPTION} FILE"
+    pairing.value(
+        file_form, path, f"read the code from this file (or set ${pairing_code.VARIABLE})"
     )
-    group.add_argument(
-        "--peer",
-        metavar="HOST[:PORT]",
-        action="append",
-        default=[],
-        type=peer,
-        help="another device, where devices are not found automatically; may be repeated",
+    group.values(
+        "--peer HOST[:PORT]",
+        peer,
+        "another device, where devices are not found automatically; may be repeated",
     )
-    group.add_argument(
-        "--interface",
-        metavar="IFACE_OR_IP",
-        action="append",
-        default=[],
-        help="use only this network interface or address; may be repeated",
+    group.values(
+        "--interface IFACE_OR_IP",
+        str,
+        "use only this network interface or address; may be repeated",
     )
-    group.add_argument("--port", metavar="P", type=port, help="TCP port to listen on")
-    group.add_argument(
-        "--memory",
-        metavar="SIZE",
-        type=size_bytes,
-        help="memory that p2ptrain may use, such as 2GiB: of this device's, and of a graphics "
+    group.value("--port P", port, "TCP port to listen on")
+    group.value(
+        "--memory SIZE",
+        size_bytes,
+        "memory that p2ptrain may use, such as 2GiB: of this device's, and of a graphics "
         "card's own as much again (default: most of what is free)",
     )
-    group.add_argument(
-        "--threads",
-        metavar="T",
-        type=threads,
-        help="CPU threads to compute with (default: as many as torch chooses)",
+    group.value(
+        "--threads T", threads, "CPU threads to compute with (default: as many as torch chooses)"
     )
-    group.add_argument(
-        "--device",
-        metavar=CHOICES,
-        type=devices,
-        default=(AUTO,),
-        help="what to compute on (default: auto, the accelerator where there is one that computes "
+    group.value(
+        f"--device {CHOICES}",
+        devices,
+        "what to compute on (default: auto, the accelerator where there is one that computes "
         f"right and faster than the CPU); {SEVERAL} starts one more member for the second",
+        default=(AUTO,),
     )
 
 
@@ -336,20 +317,14 @@ def add_script_options(parser: argparse.ArgumentParser) -> None:
 
 def add_planning_files(parser: argparse.ArgumentParser) -> None:
     """The files that planning starts from."""
-    parser.add_argument(
-        "--profile",
-        metavar="P.json",
+    own = Options(parser)
+    own.value(
+        "--profile P.json",
+        path,
+        "the model's profile, as `p2ptrain profile` writes it",
         required=True,
-        type=path,
-        help="the model's profile, as `p2ptrain profile` writes it",
     )
-    parser.add_argument(
-        "--cluster",
-        metavar="C.json",
-        required=True,
-        type=path,
-        help="the devices and links (p2ptrain.cluster/1)",
-    )
+    own.value("--cluster C.json", path, "the devices and links (p2ptrain.cluster/1)", required=True)
 
 
 def command(

@@ -10,7 +10,7 @@ import argparse
 import re
 from collections.abc import Mapping
 
-from p2ptrain.cli.usage import UsageError
+from p2ptrain.cli.usage import Options, UsageError
 
 PLANNERS: Mapping[str, str] = {
     "auto": "fastest plan, may leave devices out",
@@ -55,21 +55,17 @@ def unit_groups(text: str) -> tuple[int, ...]:
     return tuple(borders)
 
 
-def add_tiling(group: argparse._ArgumentGroup) -> None:
+def add_tiling(group: Options) -> None:
     """The options of planner `tiles`."""
-    group.add_argument(
-        "--grid",
-        metavar="RxC",
-        type=grid,
-        help="planner tiles: rows x columns of tiles (default: the planner chooses)",
+    group.value(
+        "--grid RxC", grid, "planner tiles: rows x columns of tiles (default: the planner chooses)"
     )
-    group.add_argument(
-        "--groups",
-        metavar="0-3,4-9",
-        type=unit_groups,
-        default=(),
-        help="planner tiles: numbers of the layers computed in tiles, in groups; devices exchange "
+    group.value(
+        "--groups 0-3,4-9",
+        unit_groups,
+        "planner tiles: numbers of the layers computed in tiles, in groups; devices exchange "
         "the tiles' borders between groups (default: the planner chooses)",
+        default=(),
     )
 
 

@@ -6,7 +6,7 @@ Its errors reach programs too, and options for experiments are shown by `--help-
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -56,11 +56,43 @@ class Parser(argparse.ArgumentParser):
             raise UsageExit(" ".join(message.split())) from None
 
 
-class Experimental:
+class Options:
+    """Declares options of a command, or of a group of its options."""
+
+    def __init__(self, container: argparse._ActionsContainer) -> None:
+        self._container = container
+
+    def value(self, form: str, read: Callable[[str], Any], text: str, **settings: Any) -> None:
+        """An option with a value; `form`: as in the help, such as `--steps S`."""
+        option, _, metavar = form.partition(" ")
+        named = {"metavar": metavar} if metavar else {}
+        self._add(option, text, type=read, **named, **settings)
+
+    def values(self, form: str, read: Callable[[str], Any], text: str) -> None:
+        """The same, of one that may be repeated."""
+        self.value(form, read, text, action="append", default=[])
+
+    def choice(self, option: str, choices: Sequence[object], text: str, **settings: Any) -> None:
+        """One of some words."""
+        self._add(option, text, choices=choices, **settings)
+
+    def flag(self, option: str, text: str) -> None:
+        """An option without a value."""
+        self._add(option, text, action="store_true")
+
+    def one_of(self) -> Options:
+        """For options of which one may be given."""
+        return Options(self._container.add_mutually_exclusive_group())
+
+    def _add(self, option: str, text: str, **settings: Any) -> argparse.Action:
+        return self._container.add_argument(option, help=text, **settings)
+
+
+class Experimental(Options):
     """A command's group of options for comparisons: `--help` hides them, `--help-all` does not."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
-        self._group = parser.add_argument_group("experimental")
+        super().__init__(parser.add_argument_group("experimental"))
         self._texts: dict[argparse.Action, str] = {}
         parser.add_argument(
             "--help-all",
@@ -70,10 +102,10 @@ class Experimental:
             help="show this help with the experimental options too",
         )
 
-    def add(self, option: str, *, text: str, **settings: Any) -> None:
-        """Add an option as `add_argument` does; `text` is its help."""
-        action = self._group.add_argument(option, help=argparse.SUPPRESS, **settings)
+    def _add(self, option: str, text: str, **settings: Any) -> argparse.Action:
+        action = super()._add(option, argparse.SUPPRESS, **settings)
         self._texts[action] = text
+        return action
 
 
 class _HelpAll(argparse.Action):

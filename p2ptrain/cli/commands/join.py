@@ -18,7 +18,7 @@ from p2ptrain.cli.arguments import name as device_name
 from p2ptrain.cli.more_members import WITH_PARENT, MoreMembers, end_with_stdin
 from p2ptrain.cli.output import Output, write_to
 from p2ptrain.cli.signals import sigterm_interrupts, stop_event
-from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.cli.usage import DONE, Options, UsageError
 from p2ptrain.control.lease import LeasedIdentity, Lender, NodeOptions
 from p2ptrain.control.member_lock import FolderLock
 from p2ptrain.events import Event, Pairing, Stopped
@@ -58,11 +58,11 @@ def add_parser(commands: Any) -> None:
         example=_EXAMPLE,
     )
     add_options(parser)
-    parser.add_argument(
-        "--log-file",
-        metavar="FILE",
-        type=arguments.path,
-        help="append everything that is shown to FILE, which is emptied at a start over 1 MB",
+    own = Options(parser)
+    own.value(
+        "--log-file FILE",
+        arguments.path,
+        "append everything that is shown to FILE, which is emptied at a start over 1 MB",
     )
     arguments.add_common(parser)
     parser.set_defaults(run=run)
@@ -71,57 +71,45 @@ def add_parser(commands: Any) -> None:
 def add_options(parser: argparse.ArgumentParser) -> None:
     """How this device is a member, which a service keeps."""
     arguments.add_node(parser)
-    parser.add_argument(
-        "--only-for",
-        metavar="NAME",
-        action="append",
-        default=[],
-        type=device_name,
-        help="compute only for trainings started on device NAME; may be repeated",
+    own = Options(parser)
+    own.values(
+        "--only-for NAME",
+        device_name,
+        "compute only for trainings started on device NAME; may be repeated",
     )
-    parser.add_argument(
-        "--allow-script",
-        metavar="SCRIPT",
-        action="append",
-        default=[],
-        type=arguments.path,
-        help="browsers on this device may start this training from its page; may be repeated",
+    own.values(
+        "--allow-script SCRIPT",
+        arguments.path,
+        "browsers on this device may start this training from its page; may be repeated",
     )
     _add_manners(parser)
 
 
 def _add_manners(parser: argparse.ArgumentParser) -> None:
     """How this device looks after its person."""
-    group = parser.add_argument_group("the person at this device")
-    group.add_argument(
-        "--when-idle",
-        action="store_true",
-        help="compute only while no person uses this device",
-    )
-    group.add_argument(
-        "--max-cpu",
-        metavar="PERCENT",
-        type=arguments.percent,
+    group = Options(parser.add_argument_group("the person at this device"))
+    group.flag("--when-idle", "compute only while no person uses this device")
+    group.value(
+        "--max-cpu PERCENT",
+        arguments.percent,
+        "compute with pauses: take at most this part of the processor, such as 50%%",
         default=1.0,
-        help="compute with pauses: take at most this part of the processor, such as 50%%",
     )
-    group.add_argument(
+    group.choice(
         "--on-battery",
-        choices=[one.value for one in OnBattery],
+        [one.value for one in OnBattery],
+        "while on battery: pause, slow down, or go on as ever (default: ignore)",
         default=OnBattery.IGNORE.value,
-        help="while on battery: pause, slow down, or go on as ever (default: ignore)",
     )
-    group.add_argument(
-        "--max-temperature",
-        metavar="DEGREES",
-        type=arguments.degrees,
-        help="slow down from so many degrees Celsius on, and pause where that does not help",
+    group.value(
+        "--max-temperature DEGREES",
+        arguments.degrees,
+        "slow down from so many degrees Celsius on, and pause where that does not help",
     )
-    group.add_argument(
-        "--quiet-hours",
-        metavar="FROM-TO",
-        type=arguments.quiet_hours,
-        help="do not compute in these hours of the day, such as 22-7 or 22:30-6:45",
+    group.value(
+        "--quiet-hours FROM-TO",
+        arguments.quiet_hours,
+        "do not compute in these hours of the day, such as 22-7 or 22:30-6:45",
     )
 
 

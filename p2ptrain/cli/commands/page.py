@@ -12,7 +12,7 @@ from p2ptrain.cli import arguments
 from p2ptrain.cli import output as qr
 from p2ptrain.cli.commands.member_commands import ask_member
 from p2ptrain.cli.output import Output
-from p2ptrain.cli.usage import DONE, UsageError
+from p2ptrain.cli.usage import DONE, Options, UsageError
 
 _DESCRIPTION = """\
 Shows what the household does in a web browser: devices, the plan and its reasons, the training's
@@ -40,22 +40,16 @@ def add_parser(commands: Any) -> None:
         description=_DESCRIPTION,
         example=_EXAMPLE,
     )
-    how = parser.add_mutually_exclusive_group()
-    how.add_argument(
-        "--lan",
-        action="store_true",
-        help="let browsers in this network look too, and show a QR code",
+    how = Options(parser.add_mutually_exclusive_group())
+    how.flag("--lan", "let browsers in this network look too, and show a QR code")
+    how.flag("--close", "close the page, to every browser")
+    own = Options(parser)
+    own.value(
+        "--photos DIR",
+        _absolute,
+        "let browsers add pictures for a training to this folder, and show its address",
     )
-    how.add_argument("--close", action="store_true", help="close the page, to every browser")
-    parser.add_argument(
-        "--photos",
-        type=_absolute,
-        metavar="DIR",
-        help="let browsers add pictures for a training to this folder, and show its address",
-    )
-    parser.add_argument(
-        "--no-browser", action="store_true", help="print the address and start no browser"
-    )
+    own.flag("--no-browser", "print the address and start no browser")
     arguments.add_common(parser)
     parser.set_defaults(run=run)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output, aligned
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
-from p2ptrain.cli.usage import DONE, Experimental, UsageError, check_folders
+from p2ptrain.cli.usage import DONE, Experimental, Options, UsageError, check_folders
 from p2ptrain.errors import PlanError, size_text
 from p2ptrain.job.planning_files import read_cluster, read_profile, write_whole
 
@@ -63,94 +63,66 @@ def add_parser(commands: Any) -> None:
     arguments.add_planning_files(parser)
     _add_question(parser)
     _add_constraints(parser)
-    parser.add_argument(
-        "--out", metavar="FILE", type=arguments.path, help="write the plan here too"
-    )
+    own = Options(parser)
+    own.value("--out FILE", arguments.path, "write the plan here too")
     arguments.add_common(parser)
     _add_experimental(Experimental(parser))
     parser.set_defaults(run=run, logs=False)
 
 
 def _add_question(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to plan")
-    group.add_argument(
-        "--batch-size",
-        metavar="N",
-        type=arguments.positive,
-        required=True,
-        help="samples of one update",
-    )
-    group.add_argument(
-        "--micro-batch",
-        metavar="B",
-        type=arguments.positive,
-        help="samples computed at once, as parts of a batch (default: the planner chooses); "
+    group = Options(parser.add_argument_group("what to plan"))
+    group.value("--batch-size N", arguments.positive, "samples of one update", required=True)
+    group.value(
+        "--micro-batch B",
+        arguments.positive,
+        "samples computed at once, as parts of a batch (default: the planner chooses); "
         "ignored with --mode async",
     )
-    planners = group.add_mutually_exclusive_group()
-    planners.add_argument(
-        "--planner", metavar="NAME", type=any_planner, default="auto", help="default: auto"
-    )
+    planners = group.one_of()
+    planners.value("--planner NAME", any_planner, "default: auto", default="auto")
     add_tiling(group)
-    planners.add_argument(
-        "--compare",
-        action="store_true",
-        help="show the plans of all planners; --json prints one line for each",
-    )
-    group.add_argument(
+    planners.flag("--compare", "show the plans of all planners; --json prints one line for each")
+    group.choice(
         "--mode",
-        choices=("sync", "async"),
+        ("sync", "async"),
+        "sync (default): least time for a step; async: most samples a second",
         default="sync",
-        help="sync (default): least time for a step; async: most samples a second",
     )
 
 
 def _add_experimental(group: Experimental) -> None:
-    group.add(
-        "--overlap",
-        action="store_true",
-        text="predict what train really does, instead of the simpler documented cost model",
+    group.flag(
+        "--overlap", "predict what train really does, instead of the simpler documented cost model"
     )
-    group.add(
+    group.choice(
         "--schedule",
-        choices=("1f1b", "zero-bubble", "auto"),
-        text="order of the work: 1f1b: forward and backward in turn; zero-bubble: gradients of "
+        ("1f1b", "zero-bubble", "auto"),
+        "order of the work: 1f1b: forward and backward in turn; zero-bubble: gradients of "
         "weights wait until a device has nothing else to do; auto: the faster one (default: auto "
         "with --overlap and --planner auto, else 1f1b)",
     )
-    group.add("--straight", action="store_true", text="one device for each part of the model")
+    group.flag("--straight", "one device for each part of the model")
 
 
 def _add_constraints(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("constraints")
-    group.add_argument(
-        "--private",
-        action="store_true",
-        help="the device with the data computes the first and the last layers alone",
-    )
-    group.add_argument(
-        "--exclude",
-        metavar="NAME",
+    group = Options(parser.add_argument_group("constraints"))
+    group.flag("--private", "the device with the data computes the first and the last layers alone")
+    group.value(
+        "--exclude NAME",
+        str,
+        "devices not to use; the device with the data then only sends it",
         nargs="+",
         action="extend",
         default=[],
-        help="devices not to use; the device with the data then only sends it",
     )
-    group.add_argument(
-        "--require",
-        metavar="NAME",
-        nargs="+",
-        action="extend",
-        default=[],
-        help="devices that must be used",
+    group.value(
+        "--require NAME", str, "devices that must be used", nargs="+", action="extend", default=[]
     )
-    group.add_argument(
-        "--cap",
-        metavar="NAME=PART",
-        action="append",
-        default=[],
-        type=arguments.name_and_part,
-        help="give a device at most this part of the work, such as pi=0.25; may be repeated",
+    group.values(
+        "--cap NAME=PART",
+        arguments.name_and_part,
+        "give a device at most this part of the work, such as pi=0.25; may be repeated",
     )
 
 

@@ -13,7 +13,7 @@ from p2ptrain import events
 from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.script import load_job
-from p2ptrain.cli.usage import DONE, check_folders
+from p2ptrain.cli.usage import DONE, Options, check_folders
 from p2ptrain.devices.request import CHOICES, HOST_NAME, read_request
 from p2ptrain.job.planning_files import write_whole
 
@@ -45,28 +45,24 @@ def add_parser(commands: Any) -> None:
         example="  p2ptrain profile digits.py --out digits.json --batch-sizes 1,4,16",
     )
     arguments.add_script_options(parser)
-    parser.add_argument(
-        "--out", metavar="P.json", required=True, type=arguments.path, help="write the profile here"
-    )
-    parser.add_argument(
-        "--batch-sizes",
-        metavar="N,N,...",
-        type=arguments.whole_numbers,
+    own = Options(parser)
+    own.value("--out P.json", arguments.path, "write the profile here", required=True)
+    own.value(
+        "--batch-sizes N,N,...",
+        arguments.whole_numbers,
+        "numbers of samples to measure with (default: 1,4,16)",
         default=DEFAULT_BATCH_SIZES,
-        help="numbers of samples to measure with (default: 1,4,16)",
     )
-    parser.add_argument(
-        "--threads",
-        metavar="T",
-        type=arguments.threads,
-        help="CPU threads to compute with (default: as many as torch chooses)",
+    own.value(
+        "--threads T",
+        arguments.threads,
+        "CPU threads to compute with (default: as many as torch chooses)",
     )
-    parser.add_argument(
-        "--device",
-        metavar=CHOICES,
-        type=arguments.one_device,
+    own.value(
+        f"--device {CHOICES}",
+        arguments.one_device,
+        "what to measure on (default: cpu)",
         default=HOST_NAME,
-        help="what to measure on (default: cpu)",
     )
     arguments.add_common(parser)
     parser.set_defaults(run=run)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output, aligned
-from p2ptrain.cli.usage import DONE, UsageError, check_folders
+from p2ptrain.cli.usage import DONE, Options, UsageError, check_folders
 from p2ptrain.errors import size_text
 from p2ptrain.job.planning_files import naming, read_cluster, read_plan, read_profile, write_whole
 
@@ -36,37 +36,26 @@ def add_parser(commands: Any) -> None:
         example=_EXAMPLE,
     )
     arguments.add_planning_files(parser)
-    parser.add_argument(
-        "--plan",
-        metavar="PLAN.json",
-        required=True,
-        type=arguments.path,
-        help="the plan, as `p2ptrain plan` writes it",
+    own = Options(parser)
+    own.value(
+        "--plan PLAN.json", arguments.path, "the plan, as `p2ptrain plan` writes it", required=True
     )
-    parser.add_argument(
-        "--batch-size",
-        metavar="N",
-        type=arguments.positive,
-        help="samples of one update (default: computed from the plan)",
+    own.value(
+        "--batch-size N",
+        arguments.positive,
+        "samples of one update (default: computed from the plan)",
     )
-    parser.add_argument(
-        "--overlap",
-        action="store_true",
-        help="predict what train really does, instead of the simpler documented cost model",
+    own.flag(
+        "--overlap", "predict what train really does, instead of the simpler documented cost model"
     )
-    parser.add_argument(
-        "--schedule",
-        choices=("1f1b", "zero-bubble"),
-        help="use this order of the work (default: the plan's)",
+    own.choice(
+        "--schedule", ("1f1b", "zero-bubble"), "use this order of the work (default: the plan's)"
     )
-    parser.add_argument(
-        "--gantt", metavar="FILE.svg", type=_svg_file, help="draw the timeline into this file"
-    )
-    parser.add_argument(
-        "--trace",
-        metavar="FILE.json",
-        type=arguments.path,
-        help="write the timeline into this file, for ui.perfetto.dev, as train --trace does",
+    own.value("--gantt FILE.svg", _svg_file, "draw the timeline into this file")
+    own.value(
+        "--trace FILE.json",
+        arguments.path,
+        "write the timeline into this file, for ui.perfetto.dev, as train --trace does",
     )
     arguments.add_common(parser)
     parser.set_defaults(run=run, logs=False)

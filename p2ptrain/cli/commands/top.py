@@ -15,7 +15,7 @@ from p2ptrain.cli import arguments
 from p2ptrain.cli.commands.member_commands import ask_member, state_of
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.signals import sigterm_interrupts
-from p2ptrain.cli.usage import DONE
+from p2ptrain.cli.usage import DONE, Options
 from p2ptrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -45,7 +45,8 @@ def add_parser(commands: Any) -> None:
         description=_DESCRIPTION,
         example=_EXAMPLE,
     )
-    parser.add_argument("--once", action="store_true", help="print one table and end")
+    own = Options(parser)
+    own.flag("--once", "print one table and end")
     arguments.add_common(parser)
     parser.set_defaults(run=run)
 

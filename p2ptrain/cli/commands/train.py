@@ -79,18 +79,17 @@ def add_parser(commands: Any) -> None:
 
 
 def _add_experimental(group: Experimental) -> None:
-    group.add(
+    group.choice(
         "--recovery",
-        choices=("light", "heavy", "respipe"),
-        default="light",
-        text="the plan after a failure: light (default): close to the old one; heavy: a new one; "
+        ("light", "heavy", "respipe"),
+        "the plan after a failure: light (default): close to the old one; heavy: a new one; "
         "respipe: the failed device's part goes to the device after it",
+        default="light",
     )
-    group.add(
-        "--whole-copies",
-        metavar="N",
-        type=arguments.positive,
-        text="keep a copy of everything in this device's memory, renewed about every N updates; "
+    group.value(
+        "--whole-copies N",
+        arguments.positive,
+        "keep a copy of everything in this device's memory, renewed about every N updates; "
         "used when several devices fail at once",
     )
     add_asynchronous(group)

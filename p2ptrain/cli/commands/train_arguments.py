@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from p2ptrain.cli import arguments
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
-from p2ptrain.cli.usage import Experimental, UsageError, check_folders
+from p2ptrain.cli.usage import Options, UsageError, check_folders
 from p2ptrain.errors import OptionError
 from p2ptrain.job.planning_files import read_plan
 
@@ -20,199 +20,150 @@ if TYPE_CHECKING:
 
 
 def add_household(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("who trains")
-    group.add_argument(
-        "--wait-for",
-        metavar="N",
-        type=arguments.positive,
+    group = Options(parser.add_argument_group("who trains"))
+    group.value(
+        "--wait-for N",
+        arguments.positive,
+        "start when N devices are here, this one included (default: 1)",
         default=1,
-        help="start when N devices are here, this one included (default: 1)",
     )
-    group.add_argument(
-        "--wait-timeout",
-        metavar="S",
-        type=arguments.seconds,
-        help="give up waiting after S seconds (default: never)",
+    group.value(
+        "--wait-timeout S", arguments.seconds, "give up waiting after S seconds (default: never)"
     )
-    group.add_argument(
-        "--planner",
-        metavar="NAME",
-        type=any_planner,
+    group.value(
+        "--planner NAME",
+        any_planner,
+        f"auto (default): {PLANNERS['auto']}. Others are for comparison: see  p2ptrain plan --help",
         default="auto",
-        help=f"auto (default): {PLANNERS['auto']}. Others are for comparison: "
-        "see  p2ptrain plan --help",
     )
     add_tiling(group)
-    group.add_argument(
+    group.choice(
         "--mode",
-        choices=("sync", "async", "auto"),
-        default="sync",
-        help="sync (default): the same results as on one device; async: faster steps with slightly "
+        ("sync", "async", "auto"),
+        "sync (default): the same results as on one device; async: faster steps with slightly "
         "older weights; auto: the one that should reach the same accuracy sooner",
+        default="sync",
     )
-    group.add_argument(
-        "--plan",
-        metavar="PLAN.json",
-        type=arguments.path,
-        help="train by the plan in this file, from  p2ptrain plan  or made by hand; it changes "
+    group.value(
+        "--plan PLAN.json",
+        arguments.path,
+        "train by the plan in this file, from  p2ptrain plan  or made by hand; it changes "
         "only when a device joins, leaves or fails",
     )
-    group.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="measure the devices, plan and show the plan; train nothing",
-    )
-    group.add_argument(
-        "--private", action="store_true", help="raw inputs and labels never leave this device"
-    )
-    group.add_argument(
-        "--local", action="store_true", help="train on this device alone, without a network"
-    )
-    group.add_argument(
+    group.flag("--dry-run", "measure the devices, plan and show the plan; train nothing")
+    group.flag("--private", "raw inputs and labels never leave this device")
+    group.flag("--local", "train on this device alone, without a network")
+    group.choice(
         "--engine",
-        choices=("own", "torch"),
+        ("own", "torch"),
+        "torch: inside torchrun, on torch.distributed; no household, no plan",
         default="own",
-        help="torch: inside torchrun, on torch.distributed; no household, no plan",
     )
-    group.add_argument(
+    group.flag(
         "--no-replan",
-        action="store_true",
-        help="change the plan only when a device joins, leaves or fails, not when speeds change",
+        "change the plan only when a device joins, leaves or fails, not when speeds change",
     )
-    group.add_argument(
+    group.choice(
         "--wire",
-        choices=("exact", "bf16", "int8"),
-        default="exact",
-        help="how values travel between devices: exact (default), or rounded to bf16 (half the "
+        ("exact", "bf16", "int8"),
+        "how values travel between devices: exact (default), or rounded to bf16 (half the "
         "data) or int8 (a quarter), which changes results a little",
+        default="exact",
     )
 
 
-def add_asynchronous(group: Experimental) -> None:
-    group.add(
+def add_asynchronous(group: Options) -> None:
+    group.flag(
         "--vertical-sync",
-        action="store_true",
-        text="with --mode async: all devices use weights of the same age for a batch (default: "
+        "with --mode async: all devices use weights of the same age for a batch (default: "
         "each device its newest)",
     )
-    group.add(
-        "--aggregate",
-        metavar="K",
-        type=arguments.positive,
-        text="with --mode async: from time to time continue with the mean of the weights of "
+    group.value(
+        "--aggregate K",
+        arguments.positive,
+        "with --mode async: from time to time continue with the mean of the weights of "
         "different ages; a larger K does it less often",
     )
-    group.add(
+    group.choice(
         "--versions",
+        (2,),
+        "with --mode async: keep only two copies of the weights on each device; needs less memory",
         metavar="2",
         type=int,
-        choices=(2,),
-        text="with --mode async: keep only two copies of the weights on each device; needs less "
-        "memory",
     )
-    group.add(
+    group.flag(
         "--no-stashing",
-        action="store_true",
-        text="with --mode async: keep only one copy of the weights, so that gradients belong to "
+        "with --mode async: keep only one copy of the weights, so that gradients belong to "
         "other weights than the outputs",
     )
-    group.add(
-        "--repartition",
-        metavar="FIRST,EVERY",
-        type=arguments.two_counts,
-        text="with --mode async --planner ftpipehd: divide the layers again where that is faster, "
+    group.value(
+        "--repartition FIRST,EVERY",
+        arguments.two_counts,
+        "with --mode async --planner ftpipehd: divide the layers again where that is faster, "
         "after FIRST updates and then every EVERY (default: 10,100)",
     )
-    group.add(
-        "--replicate",
-        metavar="CHAIN,WHOLE",
-        type=arguments.two_counts,
-        text="with --mode async --planner ftpipehd: copy each device's weights to a neighbour "
+    group.value(
+        "--replicate CHAIN,WHOLE",
+        arguments.two_counts,
+        "with --mode async --planner ftpipehd: copy each device's weights to a neighbour "
         "every CHAIN updates, and to this device every WHOLE (default: 50,100)",
     )
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("instead of what the script's Job says")
-    group.add_argument(
-        "--epochs", metavar="E", type=arguments.positive, help="how often to go through the data"
-    )
-    group.add_argument(
-        "--batch-size", metavar="N", type=arguments.positive, help="samples of one update"
-    )
-    group.add_argument(
-        "--micro-batch",
-        metavar="B",
-        type=arguments.positive_or_auto,
-        help="samples computed at once, as parts of a batch; auto: what is fastest, even if "
+    group = Options(parser.add_argument_group("instead of what the script's Job says"))
+    group.value("--epochs E", arguments.positive, "how often to go through the data")
+    group.value("--batch-size N", arguments.positive, "samples of one update")
+    group.value(
+        "--micro-batch B",
+        arguments.positive_or_auto,
+        "samples computed at once, as parts of a batch; auto: what is fastest, even if "
         "results differ (default: what is fastest without changing results)",
     )
-    group.add_argument(
-        "--steps", metavar="S", type=arguments.positive, help="stop after S updates in total"
-    )
+    group.value("--steps S", arguments.positive, "stop after S updates in total")
 
 
 def add_files(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("files")
-    group.add_argument(
-        "--out", metavar="FILE.safetensors", type=_weights_file, help="write the weights here"
+    group = Options(parser.add_argument_group("files"))
+    group.value("--out FILE.safetensors", _weights_file, "write the weights here")
+    group.value(
+        "--checkpoint DIR",
+        arguments.path,
+        "save the training into this folder from time to time, so that --resume can continue",
     )
-    group.add_argument(
-        "--checkpoint",
-        metavar="DIR",
-        type=arguments.path,
-        help="save the training into this folder from time to time, so that --resume can continue",
-    )
-    group.add_argument(
-        "--checkpoint-every",
-        metavar="STEPS",
-        type=arguments.positive,
-        help="save every STEPS updates and after each epoch (default: after each epoch, and "
+    group.value(
+        "--checkpoint-every STEPS",
+        arguments.positive,
+        "save every STEPS updates and after each epoch (default: after each epoch, and "
         "between where that takes little time)",
     )
-    group.add_argument(
-        "--resume",
-        metavar="DIR",
-        type=arguments.path,
-        help="continue from the checkpoint in this folder",
+    group.value("--resume DIR", arguments.path, "continue from the checkpoint in this folder")
+    group.value(
+        "--trace FILE.json",
+        arguments.path,
+        "write what every device did when into this file, for ui.perfetto.dev",
     )
-    group.add_argument(
-        "--trace",
-        metavar="FILE.json",
-        type=arguments.path,
-        help="write what every device did when into this file, for ui.perfetto.dev",
+    group.value(
+        "--log-dir DIR",
+        arguments.path,
+        "write TensorBoard event files into this folder: loss, learning rate, metrics",
     )
-    group.add_argument(
-        "--log-dir",
-        metavar="DIR",
-        type=arguments.path,
-        help="write TensorBoard event files into this folder: loss, learning rate, metrics",
+    group.values(
+        "--report-to NAME",
+        str,
+        "send the same numbers to wandb, mlflow or trackio, where that is installed",
     )
-    group.add_argument(
-        "--report-to",
-        metavar="NAME",
-        action="append",
-        default=[],
-        help="send the same numbers to wandb, mlflow or trackio, where that is installed",
-    )
-    group.add_argument(
-        "--notify",
-        metavar="CMD",
-        help="run this when the job ends or needs a person; it gets the event as JSON on stdin",
+    group.value(
+        "--notify CMD",
+        str,
+        "run this when the job ends or needs a person; it gets the event as JSON on stdin",
     )
     for what, whose in (("profile", "model"), ("cluster", "devices"), ("plan", "plan")):
-        group.add_argument(
-            f"--write-{what}",
-            metavar=f"{what[0].upper()}.json",
-            type=arguments.path,
-            help=f"with --dry-run: write the {whose} into this file, for  p2ptrain plan"
-            if what != "plan"
-            else "with --dry-run: write the plan into this file, for --plan",
-        )
-    group.add_argument(
-        "--fresh",
-        action="store_true",
-        help="start from the beginning, even where an unfinished training could be continued",
+        use = "--plan" if what == "plan" else " p2ptrain plan"
+        text = f"with --dry-run: write the {whose} into this file, for {use}"
+        group.value(f"--write-{what} {what[0].upper()}.json", arguments.path, text)
+    group.flag(
+        "--fresh", "start from the beginning, even where an unfinished training could be continued"
     )
 
 
