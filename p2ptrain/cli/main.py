@@ -21,7 +21,6 @@ from p2ptrain.cli.commands import (
     doctor,
     join,
     member_commands,
-    page,
     plan,
     profile,
     service,
@@ -37,7 +36,7 @@ _OWN = Path(__file__).resolve().parent.parent
 
 _ADDS = (
     *(join.add_parser, train.add_parser, member_commands.add_status, top.add_parser),
-    *(member_commands.add_explain, page.add_parser, member_commands.add_invite),
+    *(member_commands.add_explain, member_commands.add_page, member_commands.add_invite),
     *(member_commands.add_devices, member_commands.add_remove, service.add_parser),
     *(profile.add_parser, plan.add_parser, simulate.add_parser, demo.add_parser),
     doctor.add_parser,

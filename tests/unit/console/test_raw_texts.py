@@ -11,7 +11,7 @@ from rich.console import Console
 
 from p2ptrain import events
 from p2ptrain.cli.live import LiveRenderer, SeenByEvents
-from p2ptrain.console.renderers import LineWriter, PlainRenderer
+from p2ptrain.cli.output import LineWriter, PlainRenderer
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Event, Failure, LeftOut, Member, PlanDevice, PlanStage
 from p2ptrain.plan.types.plan import Plan

@@ -11,12 +11,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from p2ptrain.process import seccomp
 from p2ptrain.process.box import Box, BoxTask, Ended, How, NoBox, Starter, Zygote
+from p2ptrain.process.confinement import has_seccomp
 from tests.unit.process import misbehaving
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="forks and filters are Linux's")
-needs_filter = pytest.mark.skipif(not seccomp.is_there(), reason="this system has no seccomp")
+needs_filter = pytest.mark.skipif(not has_seccomp(), reason="this system has no seccomp")
 
 MODULE = misbehaving.__name__
 MEMORY = 64 << 20

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain import events
+from p2ptrain.cli.output import JsonRenderer, LineWriter, PlainRenderer
 from p2ptrain.console.describe import describe
-from p2ptrain.console.renderers import JsonRenderer, LineWriter, PlainRenderer
 from p2ptrain.demo.device_process import parse_event
 
 PLAN = events.Plan(
