@@ -60,7 +60,6 @@ from p2ptrain.job.last_job import keep_facts
 from p2ptrain.job.rounds import LENGTHS_ROOM, RoundSequence
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.job.user_code import READING, doings
-from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import display_name
 from p2ptrain.messages.job_requests import ModelRequest
@@ -82,8 +81,6 @@ from p2ptrain.state.fetch import state_check
 from p2ptrain.state.snapshot_store import StoredTensors
 from p2ptrain.state.transfer_client import Known
 from p2ptrain.state.transfer_server import STAGE, version_source
-
-log = get_logger(__name__)
 
 INTERRUPT_SECONDS = 30.0
 """For the rounds under way and the weights' way home, after an interrupt."""

@@ -17,7 +17,6 @@ from typing import Self
 from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import LinkClosed, OptionError, UserError
 from p2ptrain.events import Event, Ready
-from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
 from p2ptrain.mesh.discovery.addresses import Address
@@ -64,8 +63,6 @@ from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.transport.dial import dial
 from p2ptrain.net.transport.listener import Listener, ListenerHooks
-
-log = get_logger(__name__)
 
 
 class NetworkMesh:

@@ -27,11 +27,8 @@ from typing import Protocol
 import psutil
 
 from p2ptrain.aio.tasks import outlast
-from p2ptrain.logs import get_logger
 from p2ptrain.process import zygote
 from p2ptrain.process.zygote import ANSWER, ASK, HEAD, KILL, NOWHERE, PLACE, READY
-
-log = get_logger(__name__)
 
 LOOK_SECONDS = 0.1
 """Between two looks at how much memory a child has taken, where the system sets no limit."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Protocol
 
 from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
-from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import LinkStatistics
 from p2ptrain.mesh.links.hello import HELLO_KIND, REFUSED_KIND, Hello, from_message
 from p2ptrain.mesh.links.paths import PathAnswers, PathConfig
@@ -18,8 +17,6 @@ from p2ptrain.mesh.links.router import Router
 from p2ptrain.net.frame import Header
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message, Priority
-
-log = get_logger(__name__)
 
 DISCARD_LIMIT_BYTES = 2**30
 """Most bytes of one message that are read only to be thrown away (see `Router.open_parts`). They
