@@ -147,4 +147,4 @@ def size_text(size_bytes: float) -> str:
     for unit, name in _UNITS:
         if size_bytes >= 0.9995 * unit:
             return f"{float(f'{size_bytes / unit:.3g}'):,.12g} {name}"
-    return f"{size_bytes:.0f} bytes"
+    return "1 byte" if round(size_bytes) == 1 else f"{size_bytes:.0f} bytes"

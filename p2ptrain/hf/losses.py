@@ -6,7 +6,9 @@ is called with the rest, and the loss with its output and the labels: a pair (ba
 
 from __future__ import annotations
 
+import ast
 import inspect
+import textwrap
 from collections.abc import Callable
 from typing import Any
 
@@ -67,11 +69,15 @@ def counts_unshifted(model: nn.Module) -> bool:
 def leaves_count(model: nn.Module) -> bool:
     """Whether the model computes its loss without the number of items that transformers counts.
 
-    What does use it calls `loss_function`, or hands it on to a model inside.
+    What does use it names it, or calls `loss_function` with all further arguments (ConvNeXt calls
+    it without).
     """
     forward = inspect.unwrap(type(without_adapters(model)).forward)
-    names = {*forward.__code__.co_names, *forward.__code__.co_varnames}
-    return not {"loss_function", "num_items_in_batch"} & names
+    tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    losses = [call for call in calls if ast.unparse(call.func).endswith("loss_function")]
+    passed = {keyword.arg for call in losses for keyword in call.keywords}
+    return None not in passed and "num_items_in_batch" not in ast.unparse(tree)
 
 
 class UnshiftedCount:

@@ -36,7 +36,7 @@ _SWITCHED_OFF = ("capturable", "differentiable")
 _ALL = ", ".join(NAMES)
 
 
-def check_optimizer(model: nn.Module, optimizer: object) -> None:
+def check_optimizer(model: nn.Module, optimizer: object, loss: object = None) -> None:
     """Whether devices can do what it does.
 
     Raises:
@@ -52,7 +52,7 @@ def check_optimizer(model: nn.Module, optimizer: object) -> None:
         )
     _check_class(optimizer)
     _check_groups(optimizer)
-    _check_parameters(model, optimizer)
+    _check_parameters(model, optimizer, loss)
     for number, group in enumerate(optimizer.param_groups):
         try:
             check(OptimizerSpec.of(type(optimizer).__name__, [_numbers(optimizer, group)], ()))
@@ -233,12 +233,19 @@ def _check_groups(optimizer: torch.optim.Optimizer) -> None:
                 )
 
 
-def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+def _check_parameters(model: nn.Module, optimizer: torch.optim.Optimizer, loss: object) -> None:
     """Raises OptionError: one is none of the model's, or none is trained."""
     own = {id(parameter): name for name, parameter in _by_name(model).items()}
+    losses = {id(p): n for n, p in loss.named_parameters()} if isinstance(loss, nn.Module) else {}
     is_trained = False
     for number, group in enumerate(optimizer.param_groups):
         for place, parameter in enumerate(group["params"]):
+            if (name := losses.get(id(parameter))) is not None and id(parameter) not in own:
+                raise OptionError(
+                    f"Job: optimizer, group {number}: {name} is the loss's own. What is trained is "
+                    "the model's: put the loss into the model, as a module whose forward computes "
+                    "it from the batch, and give loss=None"
+                )
             if id(parameter) not in own:
                 raise OptionError(
                     f"Job: optimizer, group {number}: parameter {place} of shape "

@@ -139,7 +139,7 @@ class Job:
         object.__setattr__(self, "weights", check_weights(self.model, self.weights))
         if self.loss is not None:
             _check_function("loss", self.loss)
-        check_optimizer(self.model, self.optimizer)
+        check_optimizer(self.model, self.optimizer, self.loss)
         check_data("data", self.data)
         self._check_sizes()
         self._check_extras()

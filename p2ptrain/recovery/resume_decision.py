@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 
 from p2ptrain.recovery.version import Version
 
@@ -57,6 +58,7 @@ def decide_resume(
     fresh: bool,
     begun: bool = True,
     over: Collection[str] = (),
+    captured_step: int | None = None,
 ) -> ResumeDecision:
     """Decide.
 
@@ -68,6 +70,7 @@ def decide_resume(
         fresh: the user wants a new start.
         begun: whether a new start would lose anything of the journal's job.
         over: ids of jobs that have ended; who keeps one of them was out of reach then.
+        captured_step: of the state that this device has, where its model was captured again.
     """
     ended = frozenset(one.job for one in kept.values() if one is not None and one.job in over)
     if found is not None and found[0] in over:  # it ended as its journal was to go
@@ -75,7 +78,8 @@ def decide_resume(
         found = None
     if ended:
         free = {d: None if one and one.job in ended else one for d, one in kept.items()}
-        verdict = decide_resume(asked, found, others, free, fresh=fresh, begun=begun)
+        again = partial(decide_resume, fresh=fresh, begun=begun, captured_step=captured_step)
+        verdict = again(asked, found, others, free)
         return replace(verdict, ending=verdict.ending | ended)
     jobs = {one.job for one in kept.values() if one is not None}
     old = jobs if found is None else jobs | {found[0]}
@@ -85,7 +89,7 @@ def decide_resume(
         # No step was reported, and what others have is of first weights that are not drawn again.
         return ResumeDecision(ResumeMode.FROM_START, ending=frozenset(old))
     if found is not None and found[1]:
-        return _with_journal(found[0], others, kept, frozenset(old))
+        return _with_journal(found[0], others, kept, frozenset(old), captured_step)
     same = [one for one in kept.values() if one is not None and one.job.startswith(asked)]
     if same:
         steps = max(one.newest.step for one in same)
@@ -109,6 +113,7 @@ def _with_journal(
     others: Collection[str],
     kept: Mapping[str, KeptJob | None],
     old: frozenset[str],
+    captured_step: int | None,
 ) -> ResumeDecision:
     keepers = [device for device, one in kept.items() if one is not None and one.job == job]
     unheard = set(others) - kept.keys()
@@ -116,8 +121,8 @@ def _with_journal(
         return ResumeDecision(ResumeMode.GO_ON, ending=old - {job})
     reason = ""
     if others:
+        where = "the beginning" if captured_step is None else f"step {captured_step}"
         reason = (
-            "no device has anything of the unfinished training any more: it starts from the "
-            "beginning"
+            f"no device has anything of the unfinished training any more: it starts from {where}"
         )
     return ResumeDecision(ResumeMode.FROM_START, reason, old)

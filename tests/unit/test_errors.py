@@ -11,6 +11,7 @@ from p2ptrain.errors import size_text
     ("size_bytes", "text"),
     [
         (0, "0 bytes"),
+        (1, "1 byte"),
         (999, "999 bytes"),
         (1000, "1 kB"),
         (229605120, "230 MB"),

@@ -119,7 +119,11 @@ class JobStart:
             mark = job_fingerprint(prepared, self._options)
             if self._folder is not None and mark != wanted.fingerprint:
                 ended_jobs.note_ended(self._folder, {wanted.job})  # as the model was captured again
-        going_on = None if self._options.dry_run else await self._decide(mark, weights, found)
+        going_on = None
+        if not self._options.dry_run:
+            has_state = again is not None and again.checkpoint is not None
+            captured_step = prepared.first_step if has_state else None
+            going_on = await self._decide(mark, weights, found, captured_step)
         if going_on is not None:
             log.info("job_goes_on", job=going_on.job, step=going_on.reported.step)
             same = weights == going_on.weights
@@ -203,7 +207,7 @@ class JobStart:
         return frozenset(placed.places() if placed else ()) - {self._mesh.self_id}
 
     async def _decide(
-        self, mark: str, weights: str, found: JournalEntry | None
+        self, mark: str, weights: str, found: JournalEntry | None, captured_step: int | None
     ) -> JournalEntry | None:
         """The job to go on with, if there is one; others of this device's are over then."""
         kept = {}
@@ -217,6 +221,7 @@ class JobStart:
             fresh=self._options.fresh,
             begun=found is not None and found.got_somewhere(weights),
             over=() if self._folder is None else ended_jobs.find_ended(self._folder),
+            captured_step=captured_step,
         )
         if verdict.start is ResumeMode.REFUSE:
             raise OptionError(verdict.reason)

@@ -25,6 +25,7 @@ from transformers.utils import logging
 
 import p2ptrain.hf
 from p2ptrain.errors import OptionError
+from p2ptrain.hf.losses import leaves_count
 from p2ptrain.job.train_options import TrainOptions
 from tests.support.hf_scripts import SCRIPTS, Rows, arguments, clm, glue
 
@@ -141,6 +142,22 @@ def test_a_loss_that_does_not_count_is_a_mean_here_and_a_sum_there(
         here_is, there = logged(ours)[0][name], logged(wanted)[0][name]
         assert 4 * here_is == pytest.approx(there, rel=1e-5)
     assert "adds up the means of the 4 batches of an update for BertForSeq" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("model", "leaves"),
+    [
+        ("ConvNextForImageClassification", True),
+        ("BertForSequenceClassification", True),
+        ("T5ForConditionalGeneration", True),
+        ("LlamaForCausalLM", False),
+        ("ViTForImageClassification", False),
+        ("LlamaForSequenceClassification", True),
+    ],
+)
+def test_who_passes_the_number_of_items_on_is_known(model: str, leaves: bool) -> None:
+    made = getattr(transformers, model)
+    assert leaves_count(made.__new__(made)) is leaves
 
 
 def test_operations_are_estimated_as_with_transformers_or_not_at_all(tmp_path: Path) -> None:

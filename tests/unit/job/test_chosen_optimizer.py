@@ -243,6 +243,23 @@ def stepped(module: nn.Module) -> torch.optim.Optimizer:
     return optimizer
 
 
+def test_a_loss_with_parameters_of_its_own_belongs_into_the_model() -> None:
+    class Margin(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.centers = nn.Parameter(torch.zeros(4))
+
+        def forward(self, output: Tensor, target: Tensor) -> Tensor:
+            return (output - self.centers - target).square().mean()
+
+    model, loss = nn.Linear(4, 4), Margin()
+    both = torch.optim.SGD([*model.parameters(), *loss.parameters()])
+    with pytest.raises(
+        OptionError, match=r"centers is the loss's own.* put the loss into the model"
+    ):
+        Job(model=model, data=[(torch.ones(4), 0.0)], loss=loss, optimizer=both, batch_size=1)
+
+
 def test_state_of_training_before_is_copied() -> None:
     made = job(stepped)
     found = optimizer_state(made.model, made.optimizer, layouts(made))

@@ -41,6 +41,8 @@ def test_it_begins_anew_where_all_have_lost_everything() -> None:
     assert verdict.start is ResumeMode.FROM_START
     assert "starts from the beginning" in verdict.reason
     assert verdict.ending == {MINE}
+    captured = decide_resume("f00d-", SAME, {"b"}, {"b": None}, fresh=False, captured_step=40)
+    assert captured.reason.endswith("any more: it starts from step 40")
 
 
 def test_a_job_of_this_device_alone_begins_anew_without_a_word() -> None:
