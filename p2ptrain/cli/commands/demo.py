@@ -111,7 +111,7 @@ async def _train(room: Path, output: Output) -> float:
 async def _interface() -> str | None:
     """Loopback where it carries multicast: then a real household does not see the demo's devices,
     whose code would count as a wrong try there."""
-    from p2ptrain.cli.checks.multicast import ECHO_SECONDS, echo
+    from p2ptrain.cli.checks.network import ECHO_SECONDS, echo
 
     try:
         return LOOPBACK if await echo(LOOPBACK, ECHO_SECONDS) else None

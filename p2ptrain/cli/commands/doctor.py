@@ -50,7 +50,7 @@ async def _examine(folder: Path, output: Output) -> None:
 
 
 async def _checks(folder: Path) -> AsyncIterator[Check]:
-    from p2ptrain.cli.checks import machine, multicast, network
+    from p2ptrain.cli.checks import machine, network
 
     for check in machine.versions():
         yield check
@@ -63,9 +63,9 @@ async def _checks(folder: Path) -> AsyncIterator[Check]:
     for check in network.interfaces():
         yield check
     yield network.firewall()
-    for check in await multicast.echoes():
+    for check in await network.echoes():
         yield check
-    for check in await multicast.neighbours():
+    for check in await network.neighbours():
         yield check
     for check in await network.links(folder):
         yield check
