@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.holder.input.checked_dataset import CheckedDataset
-from p2ptrain.holder.input.sample_order import MicroBatchIndices, SampleOrder
+from p2ptrain.holder.input.sample_order import SampleOrder
 from p2ptrain.job.job import Job
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
@@ -64,25 +64,27 @@ class Pipeline:
         losses = []
         for step in range(steps):
             total = 0.0
-            for number, split in enumerate(order.splits(step, MICRO_BATCH)):
-                total += self._piece(number, split, samples)
+            batch = order.batch(step)
+            for number, first in enumerate(range(0, BATCH, MICRO_BATCH)):
+                total += self._piece(number, batch[first : first + MICRO_BATCH], samples)
             losses.append(total)
             self._update(step)
         return losses
 
-    def _piece(self, number: int, split: MicroBatchIndices, samples: CheckedDataset) -> float:
-        inputs, target = samples.collate(split.indices, "seed")
+    def _piece(self, number: int, indices: Sequence[int], samples: CheckedDataset) -> float:
+        inputs, target = samples.collate(indices, "seed")
+        part = len(indices) / BATCH
         values: Sequence[Tensor] = self.captured.entering(inputs, "train")
         targets = self.captured.targets((inputs, target))
         for stage in self.stages:
-            weight = split.weight if stage is self.stages[-1] else None
+            weight = part if stage is self.stages[-1] else None
             outputs = stage.forward(number, values, targets, weight=weight)
             values = [sent(output) for output in outputs]
         gradients: list[Tensor | None] = []
         for stage in reversed(self.stages):
             returned = stage.backward(number, gradients)
             gradients = [None if gradient is None else sent(gradient) for gradient in returned]
-        return values[0].item() * split.weight
+        return values[0].item() * part
 
     def _update(self, step: int) -> None:
         norms: dict[str, Tensor] = {}
