@@ -120,6 +120,7 @@ class JobDriver:
             asynchronous=self._settled().asynchrony is not None,
             settings=settings,
             faulty=faulty,
+            copies=self._copies,
         )
         self.reports = reports
         published = planning.ftpipehd
@@ -173,7 +174,6 @@ class JobDriver:
         if self._memory.in_force is not None:
             self.reports.trouble(since)
         try:
-            self._do(self._core.handle(holder_events.FullSnapshotsAre(self._copies()), since))
             for error in self._profiler.hanging:
                 self._is_hanging(error)
             self._do(self._core.start(since))
@@ -253,9 +253,7 @@ class JobDriver:
     # -- the rules -------------------------------------------------------------------------------
 
     def _post(self, event: holder_events.HolderEvent) -> None:
-        now = monotonic()
-        self._do(self._core.handle(holder_events.FullSnapshotsAre(self._copies()), now))
-        self._do(self._core.handle(event, now))
+        self._do(self._core.handle(event, monotonic()))
 
     def _do(self, instructions: list[holder_instructions.HolderInstruction]) -> None:
         self._changed.set()

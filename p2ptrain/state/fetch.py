@@ -19,7 +19,8 @@ from p2ptrain.model.stage.optimizer import state_layout, trained_parameters
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.state.served_state import HOP_SECONDS
-from p2ptrain.state.transfer_client import Known, TransferClient, TransferredState, TransferRequest
+from p2ptrain.state.snapshot_store import StoredTensors
+from p2ptrain.state.transfer_client import Known, TransferClient, TransferRequest
 from p2ptrain.state.transfer_server import Check, TransferServer, version_source
 
 log = get_logger(__name__)
@@ -46,7 +47,7 @@ async def fetch_units(
     arrived: Callable[[int], None] = lambda _nbytes: None,
     hop_seconds: float = HOP_SECONDS,
     known: Known | None = None,
-) -> TransferredState:
+) -> StoredTensors:
     """The tensors of some units, from another device, handed on to the next of the stage's group.
 
     What a device that relays cannot give comes from the holder, where that has it.

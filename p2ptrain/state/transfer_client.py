@@ -38,6 +38,7 @@ from p2ptrain.state.checksums import (
     split_digests,
 )
 from p2ptrain.state.served_state import ServedState
+from p2ptrain.state.snapshot_store import StoredTensors
 from p2ptrain.state.transfer_server import Check
 
 log = get_logger(__name__)
@@ -94,14 +95,6 @@ class TransferRequest:
         return StateKey(key, self.source, self.first, self.end).fields()
 
 
-@dataclass(frozen=True, slots=True)
-class TransferredState:
-    """Tensors by name, and their digests, which they fitted when they arrived."""
-
-    tensors: dict[str, Tensor]
-    digests: dict[str, Digest]
-
-
 async def read_state(
     mesh: Mesh, request: TransferRequest, check: Check, known: Known | None = None
 ) -> dict[str, Tensor]:
@@ -114,7 +107,7 @@ async def read_state(
     """
     reading = TransferClient(mesh, check, known=known)
     await reading.read_from(request)
-    return reading.state().tensors
+    return dict(reading.state().tensors)
 
 
 class TransferClient:
@@ -148,7 +141,7 @@ class TransferClient:
         self._slot = slot or {}
         self._pace = pace
         self._reported = arrived
-        self._manifest = 0
+        self._manifest = self._end = 0
         self._entries: list[_ManifestEntry] | None = None
         self._tensors: dict[str, Tensor] = {}
         self._digests: dict[str, Digest] = {}
@@ -157,6 +150,7 @@ class TransferClient:
     async def read_from(self, request: TransferRequest) -> None:
         """Fetch what is still missing. Raises as `read_state`; what has come by then is kept."""
         self._open(await self.ask_manifest(request))
+        self._end = request.end
         missing = self._missing(request.range_bytes)
         left_bytes = sum(entry.unpacking.part_bytes for entry in self._absent())
 
@@ -171,11 +165,12 @@ class TransferClient:
             for _ in range(request.reads_in_flight):
                 group.create_task(read_some())
 
-    def state(self) -> TransferredState:
+    def state(self) -> StoredTensors:
         """Everything, in the order of the manifest, once `read_from` has returned."""
         names = [entry.name for entry in self._entries or ()]
-        return TransferredState(
-            {n: self._tensors[n] for n in names}, {n: self._digests[n] for n in names}
+        tensors, digests = self._tensors, self._digests
+        return StoredTensors(
+            self._end, {n: tensors[n] for n in names}, {n: digests[n] for n in names}
         )
 
     # -- the manifest ----------------------------------------------------------------------------

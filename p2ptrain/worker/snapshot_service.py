@@ -166,7 +166,8 @@ class SnapshotCollector:
         self._begun = self._clock()  # the generation
         self._offered: dict[_Units, float] = {}  # when the newest offer of each stage came
         self._rates = ReadRates()
-        self._tasks: dict[_Units, asyncio.Task[None]] = {}
+        self._tasks = TaskOwner(_not_kept)
+        self._reading: dict[_Units, asyncio.Task[None]] = {}  # the newest copy of each stage
 
     def begin(self) -> None:
         """A generation begins: its first copies are spread over a part of what passes until
@@ -176,31 +177,19 @@ class SnapshotCollector:
     def collect(self, owner: str, copy: StageCopy, nbytes: int) -> None:
         """Read a copy of `nbytes`; what is being read of an older one is given up."""
         units = (copy.first, copy.end)
-        under_way = self._tasks.pop(units, None)
-        if under_way is not None:
-            under_way.cancel()
+        if units in self._reading:
+            self._reading[units].cancel()
         now = self._clock()
         seconds = paced_seconds(now - self._offered.get(units, self._begun))
         self._offered[units] = now
         work = self._collect(owner, copy, nbytes, ReadPacing(now, seconds))
-        task = asyncio.create_task(work, name=f"collect layers {copy.first} to {copy.end}")
-        self._tasks[units] = task
-        task.add_done_callback(partial(self._ended, units))
+        name = f"collect layers {copy.first} to {copy.end}"
+        self._reading[units] = self._tasks.spawn(work, name)
 
     async def stop(self) -> None:
         """Read nothing any more."""
-        tasks = list(self._tasks.values())
         self._offered.clear()
-        for task in tasks:
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-
-    def _ended(self, units: _Units, task: asyncio.Task[None]) -> None:
-        if self._tasks.get(units) is task:
-            del self._tasks[units]
-        if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("copy_not_kept", units=units, exc_info=error)
+        await self._tasks.cancel()
 
     async def _collect(self, owner: str, copy: StageCopy, nbytes: int, pacing: ReadPacing) -> None:
         try:
@@ -262,6 +251,10 @@ class SnapshotCollector:
             begun, left_before = self._clock(), left_bytes
 
         return pace
+
+
+def _not_kept(work: str, error: BaseException) -> None:
+    log.error("copy_not_kept", work=work, exc_info=error)
 
 
 def _known_copies(versions: SnapshotStore, kind: StateKind, first: int, end: int) -> Known:

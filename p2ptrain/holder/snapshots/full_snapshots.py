@@ -11,15 +11,13 @@ stage by stage, only if the devices that died had what no other device has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
-
-from torch import Tensor
 
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.errors import OptionError, PeerError
+from p2ptrain.holder.snapshots.checkpointer import Gather
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.logs import get_logger
 from p2ptrain.model.graph.description import ModelDescription
@@ -36,9 +34,6 @@ MAX_AT_ONCE = 2
 
 MEMORY_SHARE = 0.5
 """Of what is free when one is made, while the one before is still held."""
-
-Gather: TypeAlias = Callable[[Version], Awaitable[Mapping[str, Tensor]]]
-"""A version -> all of it, by `model:` and `optimizer:` names."""
 
 
 class FullSnapshots:

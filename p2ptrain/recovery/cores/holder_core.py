@@ -13,12 +13,12 @@ events and ticks with the time (seconds of any monotonic clock), carry out what 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from p2ptrain.errors import InternalError
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
-from p2ptrain.recovery.choose_version import VersionChoice
+from p2ptrain.recovery.choose_version import FullSnapshot, VersionChoice
 from p2ptrain.recovery.cores import holder_events, holder_instructions
 from p2ptrain.recovery.cores.job_history import JobHistory
 from p2ptrain.recovery.cores.liveness import DeviceLiveness, FailureGracePeriod
@@ -65,6 +65,7 @@ class HolderCore:
         reported: updates that were reported, or that the job begins with.
         clips: whether updates need a clipping coefficient.
         faulty: devices that get no work from the start.
+        copies: the whole copies that training could go on from now.
 
     Attributes:
         asynchronous: whether stages update by themselves; where the first plan decides, it is set
@@ -85,10 +86,11 @@ class HolderCore:
         asynchronous: bool = False,
         settings: RecoverySettings = HOME,
         faulty: frozenset[str] = frozenset(),
+        copies: Callable[[], tuple[FullSnapshot, ...]] = tuple,
     ) -> None:
         self.asynchronous = asynchronous
         self.phase = HolderPhase.STARTING
-        self.history = JobHistory(journal, reported)
+        self.history = JobHistory(journal, reported, copies)
         self.finishing = False
         self._holder = holder
         self._units = units
@@ -200,8 +202,6 @@ class HolderCore:
                 self._out.append(holder_instructions.RetainOnly((version, *besides), self.alive))
                 if self.phase is HolderPhase.TRAINING:
                     self._let_go()
-            case holder_events.FullSnapshotsAre(copies):
-                self.history.copies = copies
             case holder_events.GenerationReady() | ReconfigureFailure():
                 self._on_answer(event)
             case holder_events.AboutCourse():

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
-from p2ptrain.recovery.choose_version import FullSnapshot, VersionChoice
+from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.generation_request import ReconfigureFailure, ReconfigureReason
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Version
@@ -125,13 +125,6 @@ class SnapshotStable(OwnHolderEvent):
 
     version: Version
     besides: tuple[Version, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FullSnapshotsAre(OwnHolderEvent):
-    """The whole copies that training could go on from."""
-
-    copies: tuple[FullSnapshot, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ and each evaluation is reported once, whatever is computed again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from p2ptrain.errors import InternalError
@@ -23,6 +24,7 @@ class JobHistory:
     Args:
         journal: what an earlier process of this job wrote last; None = a new job.
         reported: updates that were reported, or that the job begins with.
+        copies: the whole copies that training could go on from now.
 
     Attributes:
         lineage: of the job.
@@ -30,16 +32,20 @@ class JobHistory:
         placed: the plan in force, None before the first.
         stable: newest version of which every copy was acknowledged.
         reported: as above.
-        copies: the whole copies that training could go on from.
     """
 
-    def __init__(self, journal: WriteJournal | None, reported: int) -> None:
+    def __init__(
+        self,
+        journal: WriteJournal | None,
+        reported: int,
+        copies: Callable[[], tuple[FullSnapshot, ...]] = tuple,
+    ) -> None:
         self.lineage = journal.lineage if journal else Lineage()
         self.next_generation = journal.next_generation if journal else 1
         self.placed: Placement | None = journal.placed if journal else None
         self.stable: Version | None = journal.stable if journal else None
         self.reported = reported
-        self.copies: tuple[FullSnapshot, ...] = ()
+        self._copies = copies
         self._has_begun = False  # in this process, which so knows what it has said to count
 
     @property
@@ -62,7 +68,7 @@ class JobHistory:
         return KnownPast(
             self.lineage,
             self.reported,
-            self.copies,
+            self._copies(),
             self.parts,
             frozenset(there.silent),
             frozenset(there.took_part),
@@ -83,7 +89,7 @@ class JobHistory:
     def accept(self, placed: Placement) -> None:
         """A generation is in force."""
         back_to = self.stable.step if self.stable is not None else 0
-        oldest = min([placed.version.step, back_to, *(c.version.step for c in self.copies)])
+        oldest = min([placed.version.step, back_to, *(c.version.step for c in self._copies())])
         self.lineage = self.lineage.begun(placed.generation, placed.version).pruned(oldest)
         if self.stable is not None and not self.lineage.is_valid(self.stable):
             self.stable = None  # training resumes from before it

@@ -18,7 +18,7 @@ from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import PREPARE, STATE_REPORT
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.net.message import Message
-from p2ptrain.state.transfer_client import TransferredState
+from p2ptrain.state.snapshot_store import StoredTensors
 from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker import generation_builder
 from tests.integration.training.household import Devices, devices, hold_rounds
@@ -116,7 +116,7 @@ async def test_nothing_of_a_refused_command_is_believed(monkeypatch: pytest.Monk
 
         async def interrupted(
             mesh: Mesh, states: TransferServer, assignment: Assignment, *given: Any, **named: Any
-        ) -> TransferredState:
+        ) -> StoredTensors:
             if mesh.self_id == memory_id("b") and not refused:
                 await command(assignment)
                 assert service.slot.holder == memory_id("a")

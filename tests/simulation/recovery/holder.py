@@ -55,12 +55,11 @@ class Holder(Node):
         for unit, state in enumerate(world.truth.of(first)):
             self.store(unit, unit + 1, first, StateKind.INITIAL, (state,))
         journal = disk.journal
+        copy = FullSnapshot(first, self.id, StateKind.INITIAL, most_replayed=world.replay_limit)
         self.holder = self.holder_core_type(
-            self.id, world.truth.units, disk.reported, journal=journal
+            self.id, world.truth.units, disk.reported, journal=journal, copies=lambda: (copy,)
         )
         self._wakes = float("inf")
-        copy = FullSnapshot(first, self.id, StateKind.INITIAL, most_replayed=world.replay_limit)
-        self.tell(holder_events.FullSnapshotsAre((copy,)))
         self._do_all(self.holder.start(world.now))
 
     def tell(self, event: holder_events.HolderEvent) -> None:

@@ -29,7 +29,7 @@ from p2ptrain.state.checksums import (
     find_damaged,
 )
 from p2ptrain.state.snapshot_store import StoredTensors
-from p2ptrain.state.transfer_client import TransferClient, TransferredState, TransferRequest
+from p2ptrain.state.transfer_client import TransferClient, TransferRequest
 from p2ptrain.state.transfer_server import OPENED_LIMIT, TransferServer, version_of, version_source
 from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.support.thorough import examples_of
@@ -98,7 +98,7 @@ class Two:
         check = _check_of(self.state)
         return TransferClient(self.mesh["reader"], check, **how)  # type: ignore[arg-type]
 
-    async def read(self, **how: object) -> TransferredState:
+    async def read(self, **how: object) -> StoredTensors:
         reading = self.reading(**how)
         await reading.read_from(self.request)
         return reading.state()
