@@ -117,14 +117,12 @@ class JobStore:
         if self._versions is not None:
             self._versions.reserve(hosted.places)
 
-    async def rest(self) -> tuple[StateEntry, ...]:
-        """Stop what is trained here, so that it can be read; what it is. May be called again."""
+    async def rest(self) -> None:
+        """Stop what is trained here, so that it can be read. May be called again."""
         hosted = self.hosted
-        if hosted is None:
-            return ()
-        await hosted.stop()
-        self._is_running = False
-        return hosted.held()
+        if hosted is not None:
+            await hosted.stop()
+            self._is_running = False
 
     def keep(self, entries: Collection[StateEntry]) -> None:
         """Forget the snapshots that are not among these: no device knows of them."""

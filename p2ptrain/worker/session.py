@@ -70,7 +70,6 @@ class WorkerSession:
         self.replication = SnapshotService(around.shell.mesh, job, self._store, self._core)
         self._digest = ""
         self._others: frozenset[str] = frozenset()  # seen alive by the holder
-        self._committed: Version | None = None  # newest committed to this device
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Message]] = {}  # by request, those waited for
         self._tasks = TaskOwner(self._on_failed)
@@ -194,7 +193,6 @@ class WorkerSession:
 
     def commit(self, peer: str, key: GenerationKey, commit: Commit) -> None:
         """An update counts."""
-        self._report_progress()
         self._core.commit(peer, key.generation, commit.step, commit.coefficient)
 
     def backup_peer_is(self, peer: str, said: BackupAssignment) -> None:
@@ -251,9 +249,9 @@ class WorkerSession:
 
         async def stop() -> None:
             await self.replication.stop()
-            held = await self._store.rest()
+            await self._store.rest()
             self._store.keep(self._core.entries)
-            self._core.stopped(held)
+            self._core.stopped()
 
         self._tasks.spawn(stop(), "stop the stages")
 
@@ -297,7 +295,6 @@ class WorkerSession:
         self, generation: int, version: Version, coefficient: Coefficient | None, *, keep: bool
     ) -> None:
         """Each stage knows from its order whether it keeps a copy."""
-        self._committed = version
         hosted = self.hosted
         assert hosted is not None
         hosted.log.counts(version.step - 1, coefficient)
@@ -319,22 +316,11 @@ class WorkerSession:
         for first, error in outcome.items():
             if error is not None:
                 log.warning("update_failed", step=version.step, why=str(error))
-                self._core.torn(generation, first)
-            else:
-                self._core.applied(generation, first, version, coefficient)
+            self._core.caught_up(generation, first)
 
-    def _report_progress(self) -> None:
-        """What the stages have done since, before the rules decide by it."""
-        hosted = self.hosted
-        if hosted is None or self._core.phase is not WorkerPhase.RUNNING:
-            return
-        for index, executor in hosted.executors.items():
-            first, live = hosted.assignment.stages[index].first, executor.live
-            generation = hosted.assignment.key.generation
-            if live.version.computed == generation:
-                self._core.applied(generation, first, live.version, live.coefficient)
-            if live.ready is not None and live.ready != self._committed:
-                self._core.gradients_ready(generation, first, live.ready.step - 1)
+    def trained(self) -> tuple[StateEntry, ...]:
+        """Also while they run."""
+        return () if self.hosted is None else self.hosted.held()
 
     # -- making ready ----------------------------------------------------------------------------
 
@@ -389,7 +375,6 @@ class WorkerSession:
         self.alone_since = None
         self._store.train(hosted)
         self.replication.begin(hosted)
-        self._committed = None
         hosted.start(partial(self._around.on_failure, hosted.assignment))
         trim_heap()  # and with the old generation what only it had
 

@@ -10,7 +10,7 @@ as there is a job. A generation to prepare must be newer than all before, an ord
 generation that runs.
 
 This class is a pure core: no clock, no task, no tensor. Its methods say what happens; it has its
-port do what follows, in that order. What `stopped` says is the truth about what is trained here.
+port do what follows, in that order. What is trained here it asks its port.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from p2ptrain.recovery.cores.worker_port import (
     StateReportAsked,
     WorkerPort,
 )
-from p2ptrain.recovery.cores.worker_state import HeldSnapshots, PartnerLinks, TrainedStages
+from p2ptrain.recovery.cores.worker_state import HeldSnapshots, PartnerLinks
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import PrepareFailed
 from p2ptrain.recovery.placement import Placement
@@ -72,7 +72,8 @@ class WorkerCore:
         self._device = device
         self._port = port
         self._holder: str | None = None
-        self._trained = TrainedStages()
+        self._committed: Version | None = None  # the newest, to this device
+        self._catching_up: set[int] = set()  # stages whose update others have applied already
         self._copies = HeldSnapshots(port)
         # answered once everything stands still
         self._asked: StateReportAsked | None = None
@@ -102,7 +103,11 @@ class WorkerCore:
     @property
     def entries(self) -> tuple[StateEntry, ...]:
         """What is here, as far as is known without stopping."""
-        return (*self._trained.entries, *self._copies.entries)
+        return (*self._trained, *self._copies.entries)
+
+    @property
+    def _trained(self) -> tuple[StateEntry, ...]:
+        return () if self.running is None else self._port.trained()
 
     def _enter(self, phase: WorkerPhase) -> None:
         self.phase = phase
@@ -149,16 +154,11 @@ class WorkerCore:
         self._keeps.clear()
         self._port.stop_stages()
 
-    def stopped(self, held: tuple[StateEntry, ...]) -> None:
-        """Nothing of the old generation runs any more, in no thread.
-
-        Args:
-            held: LIVE entries; none of what is torn.
-        """
+    def stopped(self) -> None:
+        """Nothing of the old generation runs any more, in no thread."""
         if self.phase is not WorkerPhase.STOPPING:
             return
         self._enter(WorkerPhase.STOPPED)
-        self._trained.are(held)
         if self._left_out:
             self._left_out = False
             self._free_live()
@@ -170,12 +170,13 @@ class WorkerCore:
     def _apply_or_answer(self) -> None:
         """Answer, unless gradients must be applied or a lost stage must be rebuilt first."""
         asked = self._asked
-        if asked is None or self._trained.are_catching_up or self._rebuilds:
+        if asked is None or self._catching_up or self._rebuilds:
             return
         self._enter(WorkerPhase.STOPPED)
         version = asked.apply
-        if version is not None and self._trained.are_ready_for(version):
-            self._trained.catch_up(version)
+        ready = {one.first for one in self._trained if one.ready == version}
+        if version is not None and ready:
+            self._catching_up = ready
             self._port.apply_update(version.computed, version, asked.coefficient, keep=False)
         elif asked.rebuild is not None:
             self._rebuilds = True
@@ -287,7 +288,7 @@ class WorkerCore:
         self.running, self.prepared = placed, None
         self._links.begin()
         self._copies.begin()
-        self._trained.begin(placed.ranges_of(self._device), placed.version)
+        self._catching_up.clear()
         self._enter(WorkerPhase.RUNNING)
         self._port.start_stages(placed)
         self._copies.drop({StateKind.FETCHED})
@@ -308,9 +309,9 @@ class WorkerCore:
             self._free_live()
 
     def _free_live(self) -> None:
-        if self._trained.entries:
-            self._port.drop_state(self._trained.entries)
-        self._trained.clear()
+        if self._trained:
+            self._port.drop_state(self._trained)
+        self._catching_up.clear()
         self._enter(WorkerPhase.IDLE)
 
     # -- rounds ----------------------------------------------------------------------------
@@ -363,39 +364,21 @@ class WorkerCore:
         """The holder has decided that the update of `step` counts."""
         if not self._is_of_running(peer, generation):
             return
-        version = Version(step + 1, generation)
-        if not self._trained.commit(version):
+        version, trained = Version(step + 1, generation), self._trained
+        are_ready = bool(trained) and all(one.ready == version for one in trained)
+        if version == self._committed or not are_ready:
             self.refused += 1
             return
+        self._committed = version
         keep = self._keeps.pop(step, False)
         self._port.apply_update(generation, version, coefficient, keep=keep)
 
-    def gradients_ready(self, generation: int, first: int, step: int) -> None:
-        """Those of the stage that begins with unit `first` are complete for that step."""
-        if self._has_seat(generation, first) and self.phase is WorkerPhase.RUNNING:
-            self._trained.gradients_ready(generation, first, step)
-
-    def applied(
-        self, generation: int, first: int, version: Version, coefficient: Coefficient | None = None
-    ) -> None:
-        """The stage that begins with unit `first` is at `version`."""
-        if self._has_seat(generation, first):
-            self._trained.applied(first, version, coefficient)
-            self._caught_up()
-
-    def torn(self, generation: int, first: int) -> None:
-        """An update failed half-way: the stage that begins with unit `first` is of no use."""
-        if self._has_seat(generation, first):
-            self._trained.torn(first)
-            self._caught_up()
-
-    def _has_seat(self, generation: int, first: int) -> bool:
-        running = self.running
-        return running is not None and generation == running.generation and self._trained.has(first)
-
-    def _caught_up(self) -> None:
-        if self.phase not in (WorkerPhase.RUNNING, WorkerPhase.STOPPING):
-            self._apply_or_answer()
+    def caught_up(self, generation: int, first: int) -> None:
+        """The stage that begins with unit `first` has made an update, or was torn by it."""
+        if self.running is not None and generation == self.running.generation:
+            self._catching_up.discard(first)
+            if self.phase not in (WorkerPhase.RUNNING, WorkerPhase.STOPPING):
+                self._apply_or_answer()
 
     # -- copies ----------------------------------------------------------------------------
     # Once the job is over, what was under way has no place any more.
@@ -472,7 +455,7 @@ class WorkerCore:
         self._abandon_preparation()
         self.running = self._asked = self._holder = None
         self._rebuilds = False
-        self._trained.clear()
+        self._catching_up.clear()
         self._copies.clear()
         self._enter(WorkerPhase.IDLE)
         self._port.release_job()

@@ -51,6 +51,9 @@ class StateReportAsked:
 class WorkerPort(Protocol):
     """See the module."""
 
+    def trained(self) -> tuple[StateEntry, ...]:
+        """The LIVE entries of what is trained here, as they are now; none of what is torn."""
+
     def answer_state(self, request: int, peer: str, entries: tuple[StateEntry, ...]) -> None:
         """Report what is here; budgets, speeds and links are added."""
 
@@ -84,7 +87,7 @@ class WorkerPort(Protocol):
     def apply_update(
         self, generation: int, version: Version, coefficient: Coefficient | None, *, keep: bool
     ) -> None:
-        """Make the update that gives `version` wherever its gradients are ready; `applied`.
+        """Make the update that gives `version` wherever its gradients are ready; `caught_up`.
 
         Args:
             keep: then copy the state; `copied`.

@@ -1,92 +1,14 @@
-"""The state of one device in one job: trained stages, snapshots, broken links. Pure.
-
-The core's caller says what becomes of the stages; once it has stopped them, its report counts.
-"""
+"""The state of one device in one job: snapshots, broken links. Pure."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
-from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.cores.worker_port import WorkerPort
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateKind
 from p2ptrain.recovery.version import Version
-
-
-class TrainedStages:
-    """See the module. A stage is known by its first unit."""
-
-    def __init__(self) -> None:
-        """There are none yet."""
-        self._held: dict[int, StateEntry] = {}
-        self._catching_up: set[int] = set()  # those whose update others have applied already
-
-    @property
-    def entries(self) -> tuple[StateEntry, ...]:
-        """As LIVE ones."""
-        return tuple(self._held.values())
-
-    @property
-    def are_catching_up(self) -> bool:
-        """Whether an update is applied that others have."""
-        return bool(self._catching_up)
-
-    def begin(self, ranges: Sequence[tuple[int, int]], version: Version) -> None:
-        """A generation begins with these units."""
-        self._held = {
-            first: StateEntry(first, end, version, StateKind.LIVE) for first, end in ranges
-        }
-
-    def are(self, held: Collection[StateEntry]) -> None:
-        """They have been stopped, and are this."""
-        self._held = {entry.first: entry for entry in held}
-
-    def clear(self) -> None:
-        """Nothing is trained here any more."""
-        self._held.clear()
-        self._catching_up.clear()
-
-    def are_ready_for(self, version: Version) -> bool:
-        """Whether some have the gradients that give it."""
-        return any(entry.ready == version for entry in self._held.values())
-
-    def catch_up(self, version: Version) -> None:
-        """Those that are ready for it apply it now."""
-        self._catching_up = {one.first for one in self._held.values() if one.ready == version}
-
-    def commit(self, version: Version) -> bool:
-        """All are to apply it; returns whether all were ready. Once only: then none is."""
-        if not self._held or any(one.ready != version for one in self._held.values()):
-            return False
-        for first, entry in self._held.items():
-            self._held[first] = dataclasses.replace(entry, ready=None)
-        return True
-
-    def has(self, first: int) -> bool:
-        """Whether there is such a stage."""
-        return first in self._held
-
-    def gradients_ready(self, generation: int, first: int, step: int) -> None:
-        """One has all gradients of that step."""
-        entry = self._held[first]
-        if entry.version.step == step:
-            self._held[first] = dataclasses.replace(entry, ready=Version(step + 1, generation))
-
-    def applied(self, first: int, version: Version, coefficient: Coefficient | None) -> None:
-        """One is at that version."""
-        self._held[first] = dataclasses.replace(
-            self._held[first], version=version, ready=None, coefficient=coefficient
-        )
-        self._catching_up.discard(first)
-
-    def torn(self, first: int) -> None:
-        """An update failed half-way: one is of no use any more."""
-        del self._held[first]
-        self._catching_up.discard(first)
-
 
 NOT_OFFERED_LIMIT = 8
 """Announced versions that are not made yet: orders come two rounds ahead, checksums take a

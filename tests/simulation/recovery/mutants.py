@@ -14,7 +14,7 @@ from p2ptrain.recovery.snapshot_tracker import KeepingResult, SnapshotTracker
 from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateKind, StateReport
 from p2ptrain.recovery.version import Version
 from tests.simulation.recovery.holder import Holder
-from tests.simulation.recovery.node import Node
+from tests.simulation.recovery.node import Node, Seat
 from tests.simulation.recovery.run import Build
 
 
@@ -24,17 +24,20 @@ class AppliesInAnyGeneration(WorkerCore):
     def commit(
         self, peer: str, generation: int, step: int, coefficient: Coefficient | None = None
     ) -> None:
-        if self.running is not None and self._trained.entries:
+        if self._trained:
+            assert self.running is not None
             version = Version(step + 1, self.running.generation)
             self._port.apply_update(self.running.generation, version, None, keep=False)
 
 
-class AppliesWhenOrdered(WorkerCore):
+class AppliesWhenOrdered(Node):
     """Does not wait for the commit."""
 
-    def gradients_ready(self, generation: int, first: int, step: int) -> None:
-        super().gradients_ready(generation, first, step)
-        self._port.apply_update(generation, Version(step + 1, generation), None, keep=False)
+    def _check_ready(self, seat: Seat, generation: int) -> None:
+        was_ready = seat.ready
+        super()._check_ready(seat, generation)
+        if seat.ready is not None and was_ready is None:
+            self.apply_update(generation, seat.ready, None, keep=False)
 
 
 class ObeysAnyCommand(WorkerCore):
@@ -207,14 +210,16 @@ class SkipsAStep(Holder):
 
 _DEVICE = (
     AppliesInAnyGeneration,
-    AppliesWhenOrdered,
     ObeysAnyCommand,
     ForgetsWhenParked,
     DropsTooEarly,
 )
 MUTANTS: dict[str, Build] = (
     {mutant.__name__: Build(device_core=mutant) for mutant in _DEVICE}
-    | {m.__name__: Build(node=m) for m in (ReadsAnyVersion, AcknowledgesEarly, SendsTheNewest)}
+    | {
+        m.__name__: Build(node=m)
+        for m in (AppliesWhenOrdered, ReadsAnyVersion, AcknowledgesEarly, SendsTheNewest)
+    }
     | {
         "AnswersWithoutStopping": Build(
             node=AnswersWithoutStopping, holder=AnswersWithoutStoppingHolder

@@ -397,11 +397,14 @@ class Node:
             self._stopped()
 
     def _stopped(self) -> None:
-        held = [
+        self.feed(self.core.stopped)
+
+    def trained(self) -> tuple[StateEntry, ...]:
+        """As its seats are."""
+        return tuple(
             StateEntry(seat.first, seat.end, seat.version, StateKind.LIVE, seat.ready)
             for seat in self.seats.values()
-        ]
-        self.feed(self.core.stopped, tuple(held))
+        )
 
     # -- rounds ----------------------------------------------------------------------------
 
@@ -498,7 +501,7 @@ class Node:
         mates = set(placed.stages[seat.index].devices) - {self.id}
         if seat.sums.get(seat.step, set()) >= mates:
             seat.ready = Version(seat.step + 1, generation)
-            self.feed(self.core.gradients_ready, generation, seat.first, seat.step)
+            self.changed = True
             self.world.send(
                 self.id,
                 placed.holder,
@@ -533,7 +536,7 @@ class Node:
         seat.ready, seat.gradients, seat.forwards = None, [], []
         seat.sums.pop(seat.step, None)
         seat.step, seat.own_sum = -1, False
-        self.feed(self.core.applied, generation, seat.first, version)
+        self.feed(self.core.caught_up, generation, seat.first)
         if keep:
             self._keep(seat)
         self._work()

@@ -51,6 +51,7 @@ def _running(generation: int = 3, placed: Placement | None = None, device: str =
     core.asked(generation)
     core.stands_ready(placed or _placed(generation), Fetch(2, 4, "h"))
     core.begin("h", generation)
+    core.port.live = (_live(0),)
     core.taken()
     assert core.phase is WorkerPhase.RUNNING
     return core
@@ -66,7 +67,8 @@ def _live(step: int, *, ready: bool = False, generation: int = 3) -> StateEntry:
 def _stopped(*held: StateEntry, generation: int = 4) -> _Device:
     core = _running()
     core.asked(generation)
-    core.stopped(held)
+    core.port.live = held
+    core.stopped()
     core.taken()
     return core
 
@@ -121,18 +123,18 @@ def test_a_commit_is_applied_once_and_only_when_ready() -> None:
     core.commit("h", 3, 0)
     assert core.taken() == []
     assert core.round_ordered("h", 3, 0, keep=True)
-    core.gradients_ready(3, 2, 0)
+    core.port.live = (_live(0, ready=True),)
     core.commit("h", 3, 0)
     core.commit("h", 3, 0)
     assert core.taken() == [("apply_update", 3, Version(1, 3), None, True)]
     assert core.refused == 2
-    core.applied(3, 2, Version(1, 3))
+    core.port.live = (_live(1),)
     assert core.entries == (_live(1),)
 
 
 def test_commands_of_another_holder_or_generation_change_nothing() -> None:
     core = _running()
-    core.gradients_ready(3, 2, 0)
+    core.port.live = (_live(0, ready=True),)
     core.commit("x", 3, 0)
     core.commit("h", 2, 0)
     assert not core.round_ordered("h", 2, 0)
@@ -151,11 +153,12 @@ def test_an_order_that_overtakes_the_beginning_begins() -> None:
 
 def test_a_commit_after_the_stop_is_not_applied() -> None:
     core = _running()
-    core.gradients_ready(3, 2, 0)
+    core.port.live = (_live(0, ready=True),)
     core.asked(4)
     core.commit("h", 3, 0)
     assert core.taken() == []
-    core.stopped((_live(0, ready=True),))
+    core.port.live = (_live(0, ready=True),)
+    core.stopped()
     assert core.taken() == [("answer_state", 4, "h", (_live(0, ready=True),))]
 
 
@@ -164,14 +167,16 @@ def test_who_is_told_that_it_counts_applies_before_it_answers() -> None:
     assert core.asked(4, apply=ready) == [("apply_update", 3, ready, None, False)]
     # asked again before it is done: not applied twice
     assert core.asked(4, apply=ready) == [("refuse", 4, "h", "asked again since")]
-    core.applied(3, 2, ready)
+    core.port.live = (_live(1),)
+    core.caught_up(3, 2)
     assert core.taken() == [("answer_state", 4, "h", (_live(1),))]
 
 
 def test_what_is_torn_is_never_offered() -> None:
     core = _stopped(_live(0, ready=True))
     core.asked(4, apply=Version(1, 3))
-    core.torn(3, 2)
+    core.port.live = ()
+    core.caught_up(3, 2)
     assert core.taken() == [("answer_state", 4, "h", ())]
 
 
@@ -179,10 +184,12 @@ def test_a_generation_without_this_device_frees_what_it_trained_but_not_its_copi
     core = _running()
     core.copied(2, 4, _FIRST)
     core.asked(4)
-    core.stopped((_live(1),))
+    core.port.live = (_live(1),)
+    core.stopped()
     core.taken()
     core.begin("h", 4)
     assert core.taken() == [("drop_state", (_live(1),))]
+    core.port.live = ()
     assert core.entries == (StateEntry(2, 4, _FIRST, StateKind.KEPT),)
     assert core.phase is WorkerPhase.IDLE
 
@@ -225,7 +232,8 @@ def test_a_device_parks_with_everything_while_the_holder_is_gone() -> None:
     core, held = _running(), _live(1, ready=True)
     core.holder_is(HolderState.GONE)
     assert core.taken() == [("stop_stages",)]
-    core.stopped((held,))
+    core.port.live = (held,)
+    core.stopped()
     assert core.taken() == [("report_orphaned", "h")]
     assert core.phase is WorkerPhase.ORPHANED
     assert core.entries == (held,)
@@ -235,7 +243,8 @@ def test_a_device_parks_with_everything_while_the_holder_is_gone() -> None:
 def _orphaned() -> _Device:
     core = _running()
     core.holder_is(HolderState.GONE)
-    core.stopped((_live(1, ready=True),))
+    core.port.live = (_live(1, ready=True),)
+    core.stopped()
     core.taken()
     assert core.phase is WorkerPhase.ORPHANED
     return core
@@ -254,7 +263,8 @@ def test_another_process_of_the_holders_device_ends_nothing(state: HolderState) 
     stopping.taken()
     stopping.holder_is(state)
     assert stopping.taken() == []
-    stopping.stopped((_live(1),))
+    stopping.port.live = (_live(1),)
+    stopping.stopped()
     assert stopping.taken() == [("report_orphaned", "h")]
 
 
@@ -382,7 +392,8 @@ def test_only_who_trains_or_is_about_to_reads_copies_for_others() -> None:
     assert not core.offered("h", _copy(Version(4, 3))), "not its stage"
     core.asked(4)
     assert not core.offered("h", copy)
-    core.stopped((_live(0),))
+    core.port.live = (_live(0),)
+    core.stopped()
     assert not core.offered("h", copy)
     core.prepare_asked(2, "h", _placed(5), ())
     core.taken()
@@ -414,7 +425,8 @@ _LOST = Rebuild("b", 0, 0, 2, 3, Version(2, 3), Version(5, 3))
 def _rebuilding() -> _Device:
     core = _running()
     core.state_asked(StateReportAsked(4, "h", 4, rebuild=_LOST))
-    core.stopped((_live(5),))
+    core.port.live = (_live(5),)
+    core.stopped()
     assert core.taken() == [("stop_stages",), ("rebuild_stage", 4, _LOST)]
     return core
 
