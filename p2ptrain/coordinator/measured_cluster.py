@@ -204,16 +204,16 @@ def unusable(
 
     Args:
         candidates: by id.
-        holder: name of the data holder.
+        holder: id of the data holder.
     """
-    own = [one for one in candidates.values() if one.name == holder]
+    own = candidates.get(holder)
     found = {}
     for device, one in candidates.items():
-        if one.name != holder and own:
+        if own is not None and one is not own:
             try:
-                names = ((holder, one.name), (one.name, holder))
+                names = ((own.name, one.name), (one.name, own.name))
                 two = MeasuredCluster(
-                    (*own, one), dict.fromkeys(names, ClusterLink(1e6, 1e-3)), holder
+                    (own, one), dict.fromkeys(names, ClusterLink(1e6, 1e-3)), own.name
                 )
                 CostModel(*planner_question(request, two))
             except OptionError as error:

@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
-from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, planner_question
+from p2ptrain.coordinator.measured_cluster import (
+    MeasuredCluster,
+    MeasuredDevice,
+    planner_question,
+    sharing_machines,
+    unusable,
+    with_times_of_holder,
+)
 from p2ptrain.errors import PlanError
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.plan.chrome_trace import simulated_transfers
@@ -23,7 +30,7 @@ from p2ptrain.plan.simulation.simulate import draft_of
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
-from p2ptrain.plan.types.plan import Plan
+from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.commit import Seat
@@ -33,19 +40,35 @@ from p2ptrain.tiling.planning.tiled_plan import costs_of, row_of, simulate_plan
 from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles
 
 
-def as_of_now(
-    candidate: MeasuredDevice, corrections: ProfileCorrections, lowered: Mapping[str, MemoryBudgets]
-) -> MeasuredDevice:
-    """With times as training has corrected them, and the memory that it proved to have.
+def usable_now(
+    request: JobPlanRequest,
+    known: Mapping[str, MeasuredDevice],
+    holder: str,
+    corrections: ProfileCorrections,
+    lowered: Mapping[str, MemoryBudgets],
+) -> tuple[dict[str, MeasuredDevice], list[LeftOut]]:
+    """Those of `known` that plans can be made for, and why others are left out.
+
+    With times as training has corrected them, and the memory that they proved to have.
 
     Args:
+        known: by id.
+        holder: id of the data holder.
         lowered: by id, what devices have left.
     """
-    return replace(
-        candidate,
-        measured=correct_profiles(candidate.measured, corrections, candidate.id),
-        memory=candidate.memory.at_most(lowered.get(candidate.id, candidate.memory)),
-    )
+    if request.ftpipehd is not None:
+        known = with_times_of_holder(holder, known)
+    useless = unusable(request, known, holder)
+    shared = sharing_machines(one for device, one in known.items() if device not in useless)
+    found = {
+        device: replace(
+            one,
+            measured=correct_profiles(one.measured, corrections, device),
+            memory=one.memory.at_most(lowered.get(device, one.memory)),
+        )
+        for device, one in sorted(shared.items())
+    }
+    return found, [LeftOut(known[device].name, why) for device, why in useless.items()]
 
 
 def correct_profiles(

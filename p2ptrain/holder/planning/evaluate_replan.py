@@ -23,11 +23,9 @@ from p2ptrain.coordinator.measured_cluster import (
     MeasuredCluster,
     MeasuredDevice,
     is_profiled,
-    sharing_machines,
-    with_times_of_holder,
 )
 from p2ptrain.coordinator.plan_cluster import replan_cluster
-from p2ptrain.coordinator.plan_expectations import as_of_now
+from p2ptrain.coordinator.plan_expectations import usable_now
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.job.train_options import ReplanMethod
@@ -252,29 +250,24 @@ class ReplanEvaluation:
         facts = await self._facts()
         planning, holder = self._request.planning, self._mesh.self_id
         known = {
-            d: state_report
+            d: MeasuredDevice.of(d, self._name(d), state_report)
             for d, state_report in facts.items()
             if is_profiled(state_report, planning, holder)
         }
         new = {d: self._name(d) for d in facts if d not in known}
-        candidates = [
-            MeasuredDevice.of(d, self._name(d), state_report) for d, state_report in known.items()
-        ]
         strangers = sorted(facts.keys() - self._request.in_force.assignment.devices)
         if strangers or new:
             with timed(log, "newcomers_measured"):
                 others = sorted(facts.keys() - set(strangers))
                 await self._profiler.measure_new_links(strangers, others)
-                candidates += await self._measured(new, len(facts))
+                known |= await self._measured(new, len(facts))
             await failpoints.reach("look.measured.after", device=self._mesh.self_id)
-        if planning.ftpipehd is not None:
-            candidates = list(with_times_of_holder(holder, {c.id: c for c in candidates}).values())
-        corrections, lowered = self._request.corrections, self._request.lowered
+        asked = planning, known, holder, self._request.corrections, self._request.lowered
+        usable, useless = await run_in_background(partial(usable_now, *asked))
+        for out in useless:
+            log.info("left_out_of_look", device=out.name, why=out.reason)
         return MeasuredCluster.of(
-            [as_of_now(c, corrections, lowered) for c in sharing_machines(candidates).values()],
-            self._profiler.links,
-            self._name(holder),
-            self._request.without,
+            usable.values(), self._profiler.links, self._name(holder), self._request.without
         )
 
     async def _facts(self) -> dict[str, StateReport]:
@@ -308,7 +301,7 @@ class ReplanEvaluation:
             log.info("no_facts", device=self._name(device), why=str(error) or "it took too long")
             return None
 
-    async def _measured(self, new: Mapping[str, str], count: int) -> list[MeasuredDevice]:
+    async def _measured(self, new: Mapping[str, str], count: int) -> dict[str, MeasuredDevice]:
         """Those newcomers that can be measured."""
         planning = replan_decision.fixed_request(
             self._request.planning, self._request.in_force.plan
@@ -317,7 +310,7 @@ class ReplanEvaluation:
         for out in found.values():
             if isinstance(out, LeftOut):
                 log.info("newcomer_left_out", device=out.name, why=out.reason)
-        return [answer for answer in found.values() if isinstance(answer, MeasuredDevice)]
+        return {d: answer for d, answer in found.items() if isinstance(answer, MeasuredDevice)}
 
     def _name(self, device: str) -> str:
         return display_name(self._mesh, device)

@@ -21,11 +21,9 @@ from p2ptrain.coordinator.measured_cluster import (
     MeasuredCluster,
     MeasuredDevice,
     is_profiled,
-    sharing_machines,
-    unusable,
     with_times_of_holder,
 )
-from p2ptrain.coordinator.plan_expectations import as_of_now, expected_seconds
+from p2ptrain.coordinator.plan_expectations import expected_seconds, usable_now
 from p2ptrain.coordinator.plan_question import Near, PlanQuestion
 from p2ptrain.coordinator.service import search
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
@@ -304,16 +302,9 @@ class PlanStep:
             if out.name == self._name(holder):
                 raise PlanError(f"measuring this device failed: {out.reason}")
         known |= {d: answer for d, answer in found.items() if isinstance(answer, MeasuredDevice)}
-        if self._request.planning.ftpipehd is not None:
-            known = with_times_of_holder(holder, known)
-        useless = await run_in_background(
-            partial(unusable, self._request.planning, known, self._name(holder))
-        )
-        left_out += [LeftOut(known.pop(d).name, reason) for d, reason in useless.items()]
-        corrections = self._request.corrections
-        shared = sharing_machines(known.values())
-        limited = {d: as_of_now(shared[d], corrections, make.lowered) for d in sorted(shared)}
-        return limited, tuple(left_out)
+        asked = self._request.planning, known, holder, self._request.corrections, make.lowered
+        usable, useless = await run_in_background(partial(usable_now, *asked))
+        return usable, (*left_out, *useless)
 
     def _is_known(self, device: str) -> bool:
         state_report, request = self._findings.state_reports[device], self._request
