@@ -345,14 +345,14 @@ class WorkerService:
 
     async def _alive(self, peer: str, message: Message) -> Message:
         """What this device has done so far: two answers show whether it moves."""
-        done, part = count_progress(self.mesh, self.compute.finished), self.slot.part
+        part = self.slot.part
         works = self.compute.is_busy or self.due.is_working
         sign = WorkSign(
-            done.tasks,
+            self.compute.finished,
             0 if part is None else part.fetched_bytes,
             works or (part is not None and part.works),
         )
-        return Message(ALIVE, {**done.fields(), **sign.fields()})
+        return Message(ALIVE, sign.fields())
 
     async def _end(self, peer: str, message: Message) -> None:
         end = JobEnd.read(message.fields)

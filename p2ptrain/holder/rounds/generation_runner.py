@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 
 from p2ptrain.aio.tasks import TaskOwner
-from p2ptrain.errors import Error, PeerError
+from p2ptrain.errors import PeerError
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.rounds.generation import (
     HolderGeneration,
@@ -24,9 +24,7 @@ from p2ptrain.holder.rounds.generation import (
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import Hangs, hanging
-from p2ptrain.messages.kinds import ALIVE
 from p2ptrain.messages.reconfigure import ReconfigureReply
-from p2ptrain.net.message import Message
 from p2ptrain.process.memory_budget import is_out_of_memory, smaller_budget
 from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.retry_policy import Complaints
@@ -193,7 +191,7 @@ class GenerationRunner:
     # -- what disturbs it ------------------------------------------------------------------------
 
     async def _watch(self, generation: HolderGeneration) -> None:
-        devices = await detect_stall(self._mesh, generation, self._settings)
+        devices = await detect_stall(generation, self._settings)
         names = ", ".join(sorted(self._reports.name(device) for device in devices))
         self._reports.warn(f"nothing moves any more, and {names} did not finish: making a new plan")
         self._post(holder_events.RoundStalled(devices))
@@ -302,9 +300,7 @@ REPORT_SECONDS = 7.0
 """That nothing moves is said after so long, and each time after three times as long as before."""
 
 
-async def detect_stall(
-    mesh: Mesh, generation: HolderGeneration, settings: RecoverySettings
-) -> frozenset[str]:
+async def detect_stall(generation: HolderGeneration, settings: RecoverySettings) -> frozenset[str]:
     """Wait until nothing moves any more. Returns who has not finished what was ordered."""
     watch = StallDetector(monotonic(), settings)
     tracker = generation.tracker
@@ -316,7 +312,8 @@ async def detect_stall(
             heard = tracker.heard
             watch.moved(monotonic())
             continue
-        counters = await _ask_all(mesh, generation)
+        standings = await generation.standings(ASK_TIMEOUT_SECONDS)
+        counters = {device: counter for device, (counter, _) in standings.items()}
         if watch.look(counters, monotonic()) and tracker.heard == heard:
             return tracker.waits_for
 
@@ -345,7 +342,7 @@ async def silence(
             heard, before, still_since, due = tracker.heard, {}, monotonic(), REPORT_SECONDS
             signs = {}
             continue
-        standings = await generation.standings()
+        standings = await generation.standings(settings.answer_seconds)
         now = monotonic()
         silent = _silent(mesh, generation, signs, standings, now, settings)
         if silent is not None and tracker.heard == heard:
@@ -399,20 +396,3 @@ def _silent(
         if found is not None:
             return found
     return None
-
-
-async def _ask_all(
-    mesh: Mesh, generation: HolderGeneration
-) -> Mapping[str, ProgressCounters | None]:
-    devices = generation.assignment.devices
-    answers = await asyncio.gather(*(_ask(mesh, device) for device in devices))
-    return dict(zip(devices, answers, strict=True))
-
-
-async def _ask(mesh: Mesh, device: str) -> ProgressCounters | None:
-    try:
-        reply = await mesh.call(device, Message(ALIVE), timeout_seconds=ASK_TIMEOUT_SECONDS)
-        return ProgressCounters.read(reply.fields)
-    except (Error, TimeoutError) as error:
-        log.info("no_counters", device=device[:12], why=str(error))
-        return None

@@ -44,7 +44,7 @@ class StallDetector:
     def __init__(self, now: float, settings: RecoverySettings = HOME) -> None:
         self._settings = settings
         self._since = now
-        self._before: Mapping[str, ProgressCounters | None] | None = None
+        self._before: Mapping[str, ProgressCounters] | None = None
 
     @property
     def due(self) -> float:
@@ -55,8 +55,8 @@ class StallDetector:
         """A stage has reported, or no report is due."""
         self._since, self._before = now, None
 
-    def look(self, counters: Mapping[str, ProgressCounters | None], now: float) -> bool:
-        """Whether nothing has moved since the look before; who does not answer (None) has not."""
+    def look(self, counters: Mapping[str, ProgressCounters], now: float) -> bool:
+        """Whether nothing has moved since the look before; one that does not answer has not."""
         before, self._before, self._since = self._before, counters, now
         if before is None:
             return False
@@ -64,17 +64,15 @@ class StallDetector:
 
 
 def has_moved(
-    before: Mapping[str, ProgressCounters | None],
-    now: Mapping[str, ProgressCounters | None],
+    before: Mapping[str, ProgressCounters],
+    now: Mapping[str, ProgressCounters],
     seconds: float,
     settings: RecoverySettings = HOME,
 ) -> bool:
     """Whether anything has within so many seconds."""
     part, asked = seconds / settings.quiet_seconds, QUESTION_BYTES * len(now)
 
-    def has(old: ProgressCounters | None, new: ProgressCounters | None) -> bool:
-        if new is None:
-            return False
+    def has(old: ProgressCounters | None, new: ProgressCounters) -> bool:
         return old is None or (
             new.tasks > old.tasks
             or new.link_bytes > old.link_bytes + part * QUIET_BYTES + asked
