@@ -317,22 +317,19 @@ class HolderGeneration:
             return ()
         return [one for one in noted if one.stage in self.assignment.stages_of(device)]
 
-    async def standings(self, seconds: float) -> dict[str, tuple[ProgressCounters, Standing]]:
-        """What each device does and waits for; without those that do not answer within that."""
-        devices = self.assignment.devices
+    async def standings(self) -> dict[str, tuple[ProgressCounters, Standing]]:
+        """What each device does and waits for; without those that do not answer."""
         async with task_scope() as scope:
-            asked = {d: scope.create_task(self._standing(d, seconds)) for d in devices}
+            asked = {d: scope.create_task(self._standing(d)) for d in self.assignment.devices}
         found = {device: task.result() for device, task in asked.items()}
         return {device: standing for device, standing in found.items() if standing is not None}
 
-    async def _standing(
-        self, device: str, seconds: float
-    ) -> tuple[ProgressCounters, Standing] | None:
+    async def _standing(self, device: str) -> tuple[ProgressCounters, Standing] | None:
         try:
             reply = await self._mesh.call(
                 device,
                 Message(STANDING, self.assignment.key.fields()),
-                timeout_seconds=seconds,
+                timeout_seconds=self._settings.answer_seconds,
                 reply_parts=limited(Standing.LIMIT.most_bytes),
             )
             return ProgressCounters.read(reply.fields), await read_part(Standing, reply)

@@ -163,10 +163,7 @@ class GenerationRunner:
                 self._tasks.spawn(generation.begin_without(device), f"begin without {device[:12]}")
 
     async def _train(self, generation: HolderGeneration) -> None:
-        watching = [
-            self._tasks.spawn(self._watch(generation), "watch the rounds"),
-            self._tasks.spawn(self._watch_silence(generation), "watch for silence"),
-        ]
+        watching = self._tasks.spawn(self._watch(generation), "watch the rounds")
         try:
             await self._report_begun(generation)
             start, evaluated = generation.assignment.version.step, self._reports.reported.evaluated
@@ -176,8 +173,7 @@ class GenerationRunner:
         else:
             self._post(holder_events.StepsDone() if is_done else holder_events.RoundsDrained())
         finally:
-            for task in watching:
-                task.cancel()
+            watching.cancel()
 
     async def _go_home(self, generation: HolderGeneration) -> None:
         try:
@@ -191,14 +187,13 @@ class GenerationRunner:
     # -- what disturbs it ------------------------------------------------------------------------
 
     async def _watch(self, generation: HolderGeneration) -> None:
-        devices = await detect_stall(generation, self._settings)
-        names = ", ".join(sorted(self._reports.name(device) for device in devices))
-        self._reports.warn(f"nothing moves any more, and {names} did not finish: making a new plan")
-        self._post(holder_events.RoundStalled(devices))
-
-    async def _watch_silence(self, generation: HolderGeneration) -> None:
         found = await silence(self._mesh, generation, self._reports.warn, self._settings)
-        generation.tracker.fail(found)
+        if not isinstance(found, frozenset):
+            generation.tracker.fail(found)
+            return
+        names = ", ".join(sorted(self._reports.name(device) for device in found))
+        self._reports.warn(f"nothing moves any more, and {names} did not finish: making a new plan")
+        self._post(holder_events.RoundStalled(found))
 
     def _disturbed(self, generation: HolderGeneration, error: Exception) -> None:
         """Raises `error` where it ends the job."""
@@ -294,28 +289,8 @@ class GenerationRunner:
             self._post(holder_events.RoundInterrupted(why))
 
 
-ASK_TIMEOUT_SECONDS = 5.0
-
 REPORT_SECONDS = 7.0
 """That nothing moves is said after so long, and each time after three times as long as before."""
-
-
-async def detect_stall(generation: HolderGeneration, settings: RecoverySettings) -> frozenset[str]:
-    """Wait until nothing moves any more. Returns who has not finished what was ordered."""
-    watch = StallDetector(monotonic(), settings)
-    tracker = generation.tracker
-    heard = tracker.heard
-    while True:
-        await asyncio.sleep(max(watch.due - monotonic(), 0.0))
-        # what a slow data set has not given yet, no stage is to blame for
-        if tracker.heard != heard or not tracker.waits_for or generation.waits_for_user:
-            heard = tracker.heard
-            watch.moved(monotonic())
-            continue
-        standings = await generation.standings(ASK_TIMEOUT_SECONDS)
-        counters = {device: counter for device, (counter, _) in standings.items()}
-        if watch.look(counters, monotonic()) and tracker.heard == heard:
-            return tracker.waits_for
 
 
 async def silence(
@@ -323,10 +298,11 @@ async def silence(
     generation: HolderGeneration,
     say: Callable[[str], None],
     settings: RecoverySettings,
-) -> SentWrong | Hangs:
+) -> SentWrong | Hangs | frozenset[str]:
     """Wait until a device has kept back what others wait for, while nothing moves at all.
 
-    Or until one answers nothing, while no stage reports anything.
+    Or until one answers nothing, while no stage reports anything. Or until nothing has moved for
+    long: then these devices have not finished what was ordered.
 
     Args:
         say: called where nothing moves and no device is to blame.
@@ -336,13 +312,16 @@ async def silence(
     heard, asked_at = tracker.heard, monotonic()
     signs: dict[str, Signs] = {}  # of all but this device, since a stage has reported
     still_since, due = asked_at, REPORT_SECONDS
+    watch = StallDetector(asked_at, settings)
     while True:
         await asyncio.sleep(settings.silence_look_seconds)
+        # what a slow data set has not given yet, no stage is to blame for
         if tracker.heard != heard or not tracker.waits_for or generation.waits_for_user:
             heard, before, still_since, due = tracker.heard, {}, monotonic(), REPORT_SECONDS
             signs = {}
+            watch.moved(still_since)
             continue
-        standings = await generation.standings(settings.answer_seconds)
+        standings = await generation.standings()
         now = monotonic()
         silent = _silent(mesh, generation, signs, standings, now, settings)
         if silent is not None and tracker.heard == heard:
@@ -351,6 +330,8 @@ async def silence(
             before = {}
             continue
         counters = {device: counter for device, (counter, _) in standings.items()}
+        if now >= watch.due and watch.look(counters, now) and tracker.heard == heard:
+            return tracker.waits_for
         if before and not has_moved(before, counters, now - asked_at, settings):
             every = {device: standing for device, (_, standing) in standings.items()}
             found = unsent(every, warmups, settings.silence_seconds)

@@ -56,7 +56,7 @@ class StallDetector:
         self._since, self._before = now, None
 
     def look(self, counters: Mapping[str, ProgressCounters], now: float) -> bool:
-        """Whether nothing has moved since the look before; one that does not answer has not."""
+        """Whether nothing has moved since the look before."""
         before, self._before, self._since = self._before, counters, now
         if before is None:
             return False

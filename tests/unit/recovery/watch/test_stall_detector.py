@@ -53,13 +53,6 @@ def test_a_word_of_a_stage_begins_the_count_anew() -> None:
     assert not watch.look(HERE, 61.0)
 
 
-def test_who_does_not_answer_does_not_move() -> None:
-    watch = StallDetector(0.0)
-    answers = {"a": HERE["a"]}
-    watch.look(answers, 30.0)
-    assert watch.look(answers, 60.0)
-
-
 def test_the_questions_themselves_are_no_progress() -> None:
     """The holder asks forty devices every 1.5 s, 340 bytes each time both ways."""
     before = {f"{number:02}": ProgressCounters(9, 500, 3.0) for number in range(40)}
