@@ -291,7 +291,7 @@ class JobDriver:
             case holder_instructions.DrainRounds():
                 self._memory.pause()
                 self._runs.drain()
-            case holder_instructions.AskCoordinator(ask):
+            case holder_instructions.PrepareGeneration(ask):
                 if self._asking is not None:
                     self._asking.cancel()
                 self._asking = self._tasks.spawn(self._ask(ask), "make a generation ready")
@@ -355,7 +355,7 @@ class JobDriver:
             return
         await self._work.checked()
         await failpoints.reach("accept.before", device=self._mesh.self_id)
-        self._take(reply, ask.number)
+        self._take(reply, ask.generation)
 
     def _tell_refused(self, refusal: ReconfigureFailure) -> None:
         """Report a reason that stays, such as another job: it may stay for hours."""

@@ -12,8 +12,8 @@ from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Version
 
 GENERATIONS_PER_REQUEST = 64
-"""Generation numbers that one request may use up: so they are unique for any answerer and
-whenever."""
+"""Generation numbers that one request may use up: so they are unique, also over the
+holder's restarts."""
 
 
 class ReconfigureReason(StrEnum):
@@ -31,9 +31,8 @@ class GenerationRequest:
     """A request; what else counts is in the state reports.
 
     Attributes:
-        number: of this holder's requests, rising also over its restarts; a greater one cancels a
-            smaller one.
-        generation: first generation number to use; GENERATIONS_PER_REQUEST may be used.
+        generation: first generation number to use; GENERATIONS_PER_REQUEST may be used. It rises,
+            also over the holder's restarts, and so is the request's number too.
         units: of the model.
         holder: id of the device with the data.
         alive: devices that the holder sees alive, itself included.
@@ -44,7 +43,6 @@ class GenerationRequest:
         lowered: what devices proved to have less memory of, by id.
     """
 
-    number: int
     generation: int
     reason: ReconfigureReason
     units: int

@@ -383,7 +383,7 @@ async def plan_only(
     version = Version(planning.first_step, 0)
     past = KnownPast(FIRST, planning.first_step)
     reason, me = ReconfigureReason.START, mesh.self_id
-    ask = GenerationRequest(1, _GENERATION, reason, units, me, alive, past)
+    ask = GenerationRequest(_GENERATION, reason, units, me, alive, past)
     request = ReconfigureRequest(planning, ask, None, options.recovery, given=given)
     step = PlanStep(mesh, request, profiler, Planner(mesh, lambda *_: None), DeviceFindings())
     choice = VersionChoice(version, (), 0, "nothing is trained")

@@ -293,7 +293,6 @@ class HolderCore:
         history = self.history
         self._number = history.reserve()
         ask = GenerationRequest(
-            number=self._number,
             generation=self._number,
             reason=self._reason,
             units=self._units,
@@ -306,7 +305,7 @@ class HolderCore:
             lowered=self.lowered,
         )
         self._write_down()  # else a restart could use these numbers again
-        self._out.append(holder_instructions.AskCoordinator(ask))
+        self._out.append(holder_instructions.PrepareGeneration(ask))
 
     def _write_down(self) -> None:
         took_part = tuple(sorted(self._there.took_part.items()))

@@ -45,7 +45,7 @@ class WriteJournal(HolderInstruction):
 
 
 @dataclass(frozen=True, slots=True)
-class AskCoordinator(HolderInstruction):
+class PrepareGeneration(HolderInstruction):
     """Have it made ready; say `GenerationReady` or `RefusedIn`."""
 
     ask: GenerationRequest

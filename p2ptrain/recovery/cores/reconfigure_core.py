@@ -401,6 +401,6 @@ class ChangeCore:
         self.over = True
         lowered = dict(self._lowered)
         failure = ReconfigureFailure(
-            self._ask.number, reason, lost, again, spoiled=spoiled, lowered=lowered
+            self._ask.generation, reason, lost, again, spoiled=spoiled, lowered=lowered
         )
         self._port.refused(failure)

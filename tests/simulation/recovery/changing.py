@@ -56,7 +56,7 @@ class Changing:
 
     def generation_ready(self, placed: Placement, choice: VersionChoice) -> None:
         """See `ChangePort`, as of all that follow."""
-        self._tell(holder_events.GenerationReady(self._ask.number, placed, choice))
+        self._tell(holder_events.GenerationReady(self._ask.generation, placed, choice))
 
     def refused(self, failure: ReconfigureFailure) -> None:
         """In a moment."""

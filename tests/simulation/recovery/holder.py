@@ -152,7 +152,7 @@ class Holder(Node):
                 world.failpoint(self)
                 world.disk.journal = instruction
                 world.failpoint(self)
-            case holder_instructions.AskCoordinator(ask):
+            case holder_instructions.PrepareGeneration(ask):
                 self.change = Changing(self, ask)
                 self.later(0.0, "change", self.change.start)
             case holder_instructions.BeginGeneration(placed, _, _, alive):

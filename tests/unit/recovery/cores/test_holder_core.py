@@ -34,8 +34,10 @@ def _feed(
     return [instruction for event in events for instruction in core.handle(event, now)]
 
 
-def _ask_of(out: list[holder_instructions.HolderInstruction]) -> holder_instructions.AskCoordinator:
-    [ask] = [one for one in out if isinstance(one, holder_instructions.AskCoordinator)]
+def _ask_of(
+    out: list[holder_instructions.HolderInstruction],
+) -> holder_instructions.PrepareGeneration:
+    [ask] = [one for one in out if isinstance(one, holder_instructions.PrepareGeneration)]
     return ask
 
 
@@ -54,7 +56,7 @@ def test_the_journal_comes_before_the_beginning() -> None:
     reserved, ask = core.start(0.0)
     assert isinstance(reserved, holder_instructions.WriteJournal)
     assert reserved.next_generation == 1 + GENERATIONS_PER_REQUEST
-    assert isinstance(ask, holder_instructions.AskCoordinator)
+    assert isinstance(ask, holder_instructions.PrepareGeneration)
     journal, begin = _feed(
         core, holder_events.GenerationReady(core.number, _placed(7, "a"), _CHOICE)
     )
@@ -106,7 +108,7 @@ def test_what_breaks_off_again_and_again_ends_the_job() -> None:
     for _ in range(MAX_FRUITLESS):
         _feed(core, holder_events.RoundInterrupted("the pipe is blocked"), now=now)
         now += HOME.verdict_seconds
-        number = _ask_of(core.tick(now)).ask.number
+        number = _ask_of(core.tick(now)).ask.generation
         _feed(core, holder_events.GenerationReady(number, _placed(number, "a"), _CHOICE), now=now)
     _feed(core, holder_events.RoundInterrupted("the pipe is blocked"), now=now)
     assert core.tick(now + HOME.verdict_seconds) == [
@@ -119,7 +121,7 @@ def test_a_new_step_says_that_it_was_of_use() -> None:
     for step in range(3 * MAX_FRUITLESS):
         _feed(core, holder_events.RoundInterrupted("the pipe is blocked"), now=now)
         now += HOME.verdict_seconds
-        number = _ask_of(core.tick(now)).ask.number
+        number = _ask_of(core.tick(now)).ask.generation
         _feed(core, holder_events.GenerationReady(number, _placed(number, "a"), _CHOICE), now=now)
         _feed(core, holder_events.StepCommitted(step + 1), now=now)
     assert core.phase is HolderPhase.TRAINING
@@ -131,11 +133,16 @@ def test_who_stands_still_twice_in_a_row_is_left_out_until_it_comes_anew() -> No
     assert number.without == frozenset()
     _feed(
         core,
-        holder_events.GenerationReady(number.number, _placed(number.number, "a", "b"), _CHOICE),
+        holder_events.GenerationReady(
+            number.generation, _placed(number.generation, "a", "b"), _CHOICE
+        ),
     )
     again = _ask_of(_feed(core, holder_events.RoundStalled(frozenset({"h", "b"})))).ask
     assert again.without == {"b"}
-    _feed(core, holder_events.GenerationReady(again.number, _placed(again.number, "a"), _CHOICE))
+    _feed(
+        core,
+        holder_events.GenerationReady(again.generation, _placed(again.generation, "a"), _CHOICE),
+    )
     _feed(core, holder_events.MemberDied("b", certain=True), holder_events.MemberAppeared("b"))
     assert (
         _ask_of(_feed(core, holder_events.MemberDied("a", certain=True))).ask.without == frozenset()
@@ -156,7 +163,7 @@ def test_answers_of_requests_given_up_are_not_taken() -> None:
     old = core.number
     assert _feed(core, ReconfigureFailure(old, "b does not answer", again=True)) == []
     asked = _ask_of(core.tick(core.next_wakeup))
-    assert asked.ask.number > old
+    assert asked.ask.generation > old
     assert asked.ask.generation >= old + GENERATIONS_PER_REQUEST
     assert _feed(core, holder_events.GenerationReady(old, _placed(old, "b"), _CHOICE)) == []
     assert core.phase is HolderPhase.ASKING
@@ -179,17 +186,23 @@ def test_a_device_whose_link_broke_since_may_have_given_up_what_it_prepared() ->
     _feed(core, holder_events.LinkBroken("h", "b"), holder_events.LinkRestored("h", "b"))
     again = _ask_of(
         _feed(
-            core, holder_events.GenerationReady(first.number, _placed(first.number, "b"), _CHOICE)
+            core,
+            holder_events.GenerationReady(
+                first.generation, _placed(first.generation, "b"), _CHOICE
+            ),
         )
     ).ask
-    assert again.number > first.number
-    _feed(core, holder_events.GenerationReady(again.number, _placed(again.number, "b"), _CHOICE))
+    assert again.generation > first.generation
+    _feed(
+        core,
+        holder_events.GenerationReady(again.generation, _placed(again.generation, "b"), _CHOICE),
+    )
     assert core.phase is HolderPhase.TRAINING
 
 
 def test_who_had_a_part_is_remembered_over_plans_and_restarts_until_it_ends() -> None:
     core = _training("a", "b")
-    number = _ask_of(_feed(core, holder_events.MemberDied("b", certain=False))).ask.number
+    number = _ask_of(_feed(core, holder_events.MemberDied("b", certain=False))).ask.generation
     out = _feed(core, holder_events.GenerationReady(number, _placed(number, "a"), _CHOICE))
     [journal] = [one for one in out if isinstance(one, holder_instructions.WriteJournal)]
     assert dict(journal.took_part) == {"h": number, "a": number, "b": 1}
@@ -464,12 +477,15 @@ def test_a_leaver_without_whom_no_plan_fits_hears_so_and_all_goes_on_with_it() -
     ]
     ask = _ask_of(_feed(core, holder_events.RoundsDrained())).ask
     assert ask.without == {"b"}
-    out = _feed(core, ReconfigureFailure(ask.number, "too little memory"))
+    out = _feed(core, ReconfigureFailure(ask.generation, "too little memory"))
     assert out[0] == holder_instructions.DenyLeave("b", "too little memory")
     again = _ask_of(out).ask
     assert (again.reason, again.without) == (ReconfigureReason.LEAVE, frozenset())
     _feed(
-        core, holder_events.GenerationReady(again.number, _placed(again.number, "a", "b"), _CHOICE)
+        core,
+        holder_events.GenerationReady(
+            again.generation, _placed(again.generation, "a", "b"), _CHOICE
+        ),
     )
     assert core.phase is HolderPhase.TRAINING
     # it goes all the same: a failure like any other
@@ -511,7 +527,7 @@ def test_a_group_may_end_at_once_of_a_part() -> None:
 
 def test_a_job_that_has_ended_waits_for_nothing() -> None:
     core = _training("a", "b")
-    number = _ask_of(_dies(core, "a")).ask.number
+    number = _ask_of(_dies(core, "a")).ask.generation
     _feed(core, ReconfigureFailure(number, "no link", again=True))
     assert core.next_wakeup < float("inf")
     _dies(core, "b")

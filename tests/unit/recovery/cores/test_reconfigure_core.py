@@ -85,7 +85,7 @@ def _core(
 ) -> _Change:
     first = FullSnapshot(Version(0, 0), "h", StateKind.INITIAL)
     past = KnownPast(_LINEAGE, 5, (first,), _PRESENT.places(), took_part=took_part)
-    ask = GenerationRequest(10, 10, ReconfigureReason.FAILURE, 4, "h", _ALL, past, _PRESENT, stable)
+    ask = GenerationRequest(10, ReconfigureReason.FAILURE, 4, "h", _ALL, past, _PRESENT, stable)
     return _Change(ask, alive, gathers=gathers)
 
 
@@ -141,9 +141,7 @@ def test_who_had_no_part_has_nothing_to_go_on_from(step: int) -> None:
 def test_updates_that_were_never_ordered_are_not_believed() -> None:
     first = FullSnapshot(Version(0, 0), "h", StateKind.INITIAL)
     past = KnownPast(_LINEAGE, 5, (first,), _PRESENT.places(), most_step=6)
-    core = _Change(
-        GenerationRequest(10, 10, ReconfigureReason.FAILURE, 4, "h", _ALL, past, _PRESENT)
-    )
+    core = _Change(GenerationRequest(10, ReconfigureReason.FAILURE, 4, "h", _ALL, past, _PRESENT))
     said = StateEntry(0, 4, Version(7, 1), StateKind.LIVE)
     plan = core.plan_for(_WELL[0], _in("a", _live(2, 4, 5), said), _in("b"))
     assert plan.choice.version == Version(5, 1)
@@ -327,7 +325,7 @@ def _with_copies(*steps: int) -> _Change:
     copies = [FullSnapshot(Version(step, 1), "h", StateKind.GLOBAL) for step in steps]
     copies.append(FullSnapshot(Version(0, 0), "h", StateKind.INITIAL))
     past = KnownPast(_LINEAGE, 9, tuple(copies), _PRESENT.places())
-    ask = GenerationRequest(10, 10, ReconfigureReason.FAILURE, 4, "h", _ALL, past, _PRESENT)
+    ask = GenerationRequest(10, ReconfigureReason.FAILURE, 4, "h", _ALL, past, _PRESENT)
     return _Change(ask)
 
 
@@ -372,7 +370,7 @@ def test_a_leave_that_was_refused_leaves_the_plan_as_it_is() -> None:
     past = KnownPast(_LINEAGE, 5, (), _PRESENT.places())
     for without, same in ((frozenset("b"), True), (frozenset("a"), False)):
         ask = GenerationRequest(
-            10, 10, ReconfigureReason.LEAVE, 4, "h", _ALL, past, _PRESENT, without=without
+            10, ReconfigureReason.LEAVE, 4, "h", _ALL, past, _PRESENT, without=without
         )
         assert (_Change(ask).plan_for(*_WELL).present == _PRESENT) is same
 
