@@ -141,10 +141,10 @@ class ReplanWatcher:
         """What the mesh says of a device."""
         match sign:
             case holder_events.MemberAppeared(device):
-                self._post(replan_trigger.DeviceJoined(device))
+                self._do(self._core.joined(device, monotonic()))
             case holder_events.MemberDied(device):
                 self.let_go(device)  # its next process may leave too
-                self._post(replan_trigger.DeviceGone(device))
+                self._do(self._core.gone(device, monotonic()))
 
     @property
     def promised(self) -> Mapping[Seat, ExpectedSeconds]:
@@ -165,7 +165,7 @@ class ReplanWatcher:
         """A generation is asked for; returns the plan that was found for it already."""
         self._cancel_look()
         self._watch, self._was_asked_for = None, ask.reason
-        self._post(replan_trigger.ReconfigureStarted())
+        self._do(self._core.ended(monotonic()))
         if self._proposed is None or self._proposed[0] is not ask.reason:
             return None
         return self._proposed[1]
@@ -195,7 +195,8 @@ class ReplanWatcher:
             self._was_asked_for is ReconfigureReason.FAILURE and is_new and bool(answer.expected)
         )
         devices = frozenset(answer.assignment.devices)
-        self._post(replan_trigger.GenerationBegan(devices, answer.considered, in_haste))
+        asked = devices, monotonic(), answer.considered
+        self._do(self._core.began(*asked, in_haste=in_haste))
 
     def busy(self, spans: Mapping[Seat, CpuSpan], *, copying: bool) -> None:
         """What a round of training has taken; `copying`: beside copies of stages on their way."""
@@ -223,7 +224,7 @@ class ReplanWatcher:
         # A plan that was asked for by name is obeyed as long as devices do what it expects.
         off = any(is_off(factor) for factor in factors.values())
         if self._planning.planner == "auto" or self._core.in_haste or off:
-            self._post(replan_trigger.DriftChecked())
+            self._do(self._core.compared(monotonic()))
 
     def pause_over(self) -> None:
         """Something that is no training took the time until now: an evaluation."""
@@ -238,7 +239,7 @@ class ReplanWatcher:
         self._expected = expected_with(self._expected, before, self.corrections)
         by_name = {self._name(d): round(c, 3) for d, c in self.corrections.devices.items()}
         log.info("capacities", devices=by_name)
-        self._post(replan_trigger.DriftChecked())
+        self._do(self._core.compared(monotonic()))
 
     # -- leaving ---------------------------------------------------------------------------------
 
@@ -250,7 +251,7 @@ class ReplanWatcher:
         if waiting is None:
             waiting = self._leavers[peer] = asyncio.get_running_loop().create_future()
             log.info("device_leaves", name=self._name(peer))
-            self._post(replan_trigger.DeviceLeaving(peer))
+            self._do(self._core.leaving(peer, monotonic()))
         refused = await asyncio.shield(waiting)  # one without a part is let go at once
         await self._reach("leave.answer.before")
         return Message(LEAVING, LeaveReply(refused).fields())
@@ -262,7 +263,7 @@ class ReplanWatcher:
     def release(self, device: str) -> None:
         """The same; a device that has only paused is a newcomer when it is back."""
         self.let_go(device)
-        self._post(replan_trigger.DeviceGone(device))
+        self._do(self._core.gone(device, monotonic()))
 
     def keep(self, device: str, reason: str) -> None:
         """Deny a leave: the others cannot do without the device."""
@@ -277,9 +278,6 @@ class ReplanWatcher:
             waiting.set_result(refused)
 
     # -- the rules -------------------------------------------------------------------------------
-
-    def _post(self, event: replan_trigger.ElasticEvent) -> None:
-        self._do(self._core.handle(event, monotonic()))
 
     def _do(self, instructions: list[replan_trigger.ElasticInstruction]) -> None:
         for instruction in instructions:
@@ -320,7 +318,7 @@ class ReplanWatcher:
             log.info("not_looked", why=str(error) or "it took too long")
             self._looking = None
             why = str(error) if isinstance(error, PlanError) else None
-            self._post(replan_trigger.EvaluationFailed(look.number, why))
+            self._do(self._core.failed(look.number, monotonic(), why))
             return
         log.info("looked", reason=look.reason.value, gain=found.gain, found=found.reason)
         await self._reach("look.found.before")
@@ -330,7 +328,7 @@ class ReplanWatcher:
             ids = {member.name: member.id for member in self._mesh.members.values()}
             devices = frozenset(ids.get(name, name) for name in found.plan.device_names)
             self._proposed = self._reason_for(look, devices), found.plan
-        self._post(replan_trigger.EvaluationAnswered(look.number, devices, in_sight))
+        self._do(self._core.answered(look.number, devices, in_sight, monotonic()))
 
     def _reason_for(
         self, look: replan_trigger.EvaluateNow, devices: frozenset[str]

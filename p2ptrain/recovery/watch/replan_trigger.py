@@ -12,8 +12,7 @@ for the best one.
 An evaluation plans while training continues. One runs at a time: a leave replaces any other, a
 new device a drift evaluation; what was replaced is tried again. A result counts only while the plan
 it was asked for is in force; once a change has been requested, only leaves are evaluated until the
-next plan. Feed events and ticks with the time (seconds of any monotonic clock), carry out what it
-returns.
+next plan. Each method takes the time (seconds of any monotonic clock) and returns what to do.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from p2ptrain.errors import InternalError
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 
@@ -41,93 +39,10 @@ MAX_MOVES = 32
 _NEVER = float("inf")
 
 
-class ElasticEvent:
-    """What may be a reason to look for a better plan."""
-
-    __slots__ = ()
-
-
 class ElasticInstruction:
     """What the holder is to do."""
 
     __slots__ = ()
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceChanged(ElasticEvent):
-    """What becomes of a device."""
-
-    device: str
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationEnded(ElasticEvent):
-    """What becomes of look `number`."""
-
-    number: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceJoined(DeviceChanged):
-    """A device is alive."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceGone(DeviceChanged):
-    """A device is not alive any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceLeaving(DeviceChanged):
-    """A device wants to leave, and waits for our word."""
-
-
-@dataclass(frozen=True, slots=True)
-class DriftChecked(ElasticEvent):
-    """Rounds were compared with what the plan expects: it may be time for another one."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReconfigureStarted(ElasticEvent):
-    """The plan in force ends."""
-
-
-@dataclass(frozen=True, slots=True)
-class GenerationBegan(ElasticEvent):
-    """A plan is in force on these devices.
-
-    Attributes:
-        considered: devices that it was chosen from; empty = it was not chosen again.
-        in_haste: it is a new one that was made while training stood still.
-    """
-
-    devices: frozenset[str]
-    considered: frozenset[str] = frozenset()
-    in_haste: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationAnswered(EvaluationEnded):
-    """What a look has found.
-
-    Attributes:
-        devices: of the plan to change to; empty = the present one is best.
-        in_sight: devices whose speeds and links were known.
-    """
-
-    devices: frozenset[str]
-    in_sight: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class EvaluationFailed(EvaluationEnded):
-    """A look failed.
-
-    Attributes:
-        impossible: no plan fits what was asked about, and why; None = that is not known.
-    """
-
-    impossible: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,68 +117,107 @@ class ReplanTrigger:
         """Do what is due."""
         self._now = max(now, self._now)
         self._step()
-        return self._finish()
-
-    def handle(self, event: ElasticEvent, now: float) -> list[ElasticInstruction]:
-        """Take in one event."""
-        self._now = max(now, self._now)
-        match event:
-            case DeviceChanged():
-                self._on_device(event)
-            case DriftChecked():
-                has_choice = len(self._alive) > 1  # a device alone stays with its plan
-                self._drifted = self._replans and has_choice
-            case ReconfigureStarted():
-                self._end()
-            case GenerationBegan(devices, considered, in_haste):
-                self._end()
-                self._devices = devices
-                self.in_haste = self.in_haste or in_haste
-                self._forget_new(considered | devices)
-                if self._due == _NEVER:  # given up, but much may be different now
-                    self._due, self._tries = self._now, 0
-                self._let_go(self._leaving - devices)
-            case EvaluationEnded():
-                if event.number == self._number and self._look is not None:
-                    self._on_answer(event)
-            case _:
-                raise InternalError(f"no rule for {type(event).__name__}")
-        self._step()
-        return self._finish()
-
-    def _finish(self) -> list[ElasticInstruction]:
         out, self._out = self._out, []
         return out
 
-    def _end(self) -> None:
+    def joined(self, device: str, now: float) -> list[ElasticInstruction]:
+        """A device is alive."""
+        self._now = max(now, self._now)
+        if device not in self._alive:
+            self._alive.add(device)
+            self._new[device] = self._now
+            longest = min(self._new.values()) + LONGEST_SETTLE_SECONDS
+            settled = self._now + self._settings.newcomer_settle_seconds
+            self._due = max(min(settled, longest), self._now)
+            self._tries = 0
+        return self.tick(now)
+
+    def gone(self, device: str, now: float) -> list[ElasticInstruction]:
+        """A device is not alive any more."""
+        self._alive.discard(device)
+        self._forget_new((device,))
+        self._leaving.discard(device)
+        return self.tick(now)
+
+    def leaving(self, device: str, now: float) -> list[ElasticInstruction]:
+        """A device wants to leave, and waits for our word."""
+        self._forget_new((device,))
+        if self._devices is None or device not in self._devices:
+            self._out.append(AdoptPlan(ReconfigureReason.LEAVE, device))
+        else:
+            self._leaving.add(device)
+            self._overtake()  # of less importance, or with it considered
+        return self.tick(now)
+
+    def compared(self, now: float) -> list[ElasticInstruction]:
+        """Rounds were compared with what the plan expects: it may be time for another one."""
+        has_choice = len(self._alive) > 1  # a device alone stays with its plan
+        self._drifted = self._replans and has_choice
+        return self.tick(now)
+
+    def ended(self, now: float) -> list[ElasticInstruction]:
         """The plan in force ends, and with it what was looked at for it."""
         self._devices = self._look = None
         self._drifted = self._changes = False
+        return self.tick(now)
 
-    # -- devices -------------------------------------------------------------------------------
+    def began(
+        self,
+        devices: frozenset[str],
+        now: float,
+        considered: frozenset[str] = frozenset(),
+        *,
+        in_haste: bool = False,
+    ) -> list[ElasticInstruction]:
+        """A plan is in force on these devices.
 
-    def _on_device(self, event: DeviceChanged) -> None:
-        device = event.device
-        match event:
-            case DeviceJoined():
-                if device not in self._alive:
-                    self._alive.add(device)
-                    self._new[device] = self._now
-                    longest = min(self._new.values()) + LONGEST_SETTLE_SECONDS
-                    settled = self._now + self._settings.newcomer_settle_seconds
-                    self._due = max(min(settled, longest), self._now)
-                    self._tries = 0
-            case DeviceGone():
-                self._alive.discard(device)
-                self._forget_new((device,))
-                self._leaving.discard(device)
-            case DeviceLeaving():
-                self._forget_new((device,))
-                if self._devices is None or device not in self._devices:
-                    self._out.append(AdoptPlan(ReconfigureReason.LEAVE, device))
-                else:
-                    self._leaving.add(device)
-                    self._overtake()  # of less importance, or with it considered
+        Args:
+            considered: devices that it was chosen from; empty = it was not chosen again.
+            in_haste: it is a new one that was made while training stood still.
+        """
+        self.ended(now)
+        self._devices = devices
+        self.in_haste = self.in_haste or in_haste
+        self._forget_new(considered | devices)
+        if self._due == _NEVER:  # given up, but much may be different now
+            self._due, self._tries = self._now, 0
+        self._let_go(self._leaving - devices)
+        return self.tick(now)
+
+    def answered(
+        self, number: int, devices: frozenset[str], in_sight: frozenset[str], now: float
+    ) -> list[ElasticInstruction]:
+        """What look `number` has found.
+
+        Args:
+            devices: of the plan to change to; empty = the present one is best.
+            in_sight: devices whose speeds and links were known.
+        """
+        self._now = max(now, self._now)
+        reason = self._looked(number)
+        if reason is ReconfigureReason.LEAVE:
+            self._let_go(self._leaving)
+        elif reason is not None:
+            self._forget_new(in_sight)
+            if reason is ReconfigureReason.JOIN and self._new.keys() & self._looked_at:
+                self._try_again()
+            self._move(devices)
+            self.in_haste = False
+        return self.tick(now)
+
+    def failed(
+        self, number: int, now: float, impossible: str | None = None
+    ) -> list[ElasticInstruction]:
+        """Look `number` failed; `impossible`: no plan fits what was asked about, and why."""
+        self._now = max(now, self._now)
+        reason = self._looked(number)
+        if reason is ReconfigureReason.LEAVE and impossible is not None:
+            self._keep(impossible)
+        elif reason is ReconfigureReason.LEAVE:
+            self._let_go(self._leaving)
+        elif reason is ReconfigureReason.JOIN:
+            self._try_again()
+        return self.tick(now)
 
     # -- looks ---------------------------------------------------------------------------------
 
@@ -314,22 +268,12 @@ class ReplanTrigger:
         ages = tuple(self._now - moved for moved in self._moves) if counts else ()
         self._out.append(EvaluateNow(self._number, reason, frozenset(self._leaving), ages))
 
-    def _on_answer(self, event: EvaluationEnded) -> None:
+    def _looked(self, number: int) -> ReconfigureReason | None:
+        """Why that look was made, which is over; None: it was given up before."""
+        if number != self._number:
+            return None
         reason, self._look = self._look, None
-        if reason is ReconfigureReason.LEAVE:
-            if isinstance(event, EvaluationFailed) and event.impossible is not None:
-                self._keep(event.impossible)
-            else:
-                self._let_go(self._leaving)
-        elif not isinstance(event, EvaluationAnswered):
-            if reason is ReconfigureReason.JOIN:
-                self._try_again()
-        else:
-            self._forget_new(event.in_sight)
-            if reason is ReconfigureReason.JOIN and self._new.keys() & self._looked_at:
-                self._try_again()
-            self._move(event.devices)
-            self.in_haste = False
+        return reason
 
     def _try_again(self) -> None:
         """Evaluate the new devices once more: soon, where another has joined since."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
+from time import monotonic
 
 import pytest
 
@@ -22,7 +23,6 @@ from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.version import Version
-from p2ptrain.recovery.watch.replan_trigger import DriftChecked
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.coordinator.test_memory_model import request
 from tests.unit.holder.start.test_journal import PLAN
@@ -114,7 +114,7 @@ async def _looking(
     Endless.said = asyncio.Queue()
     elasticity = await _training_with_b(mesh)
     elasticity.note(holder_events.MemberAppeared(mesh["b"].self_id))
-    elasticity._post(DriftChecked())
+    elasticity._do(elasticity._core.compared(monotonic()))
     assert await Endless.said.get() == "drift"
     return Endless.said, elasticity
 
