@@ -57,12 +57,13 @@ def settings() -> Iterator[None]:
     cudnn, precise = torch.backends.cudnn, torch.backends.cuda.matmul
     parts = (torch.backends, cudnn, cudnn.conv, cudnn.rnn, precise)
     before = [part.fp32_precision for part in parts]
-    tuned = cudnn.benchmark, cudnn.deterministic
+    tuned = cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32
     with settings_kept():
         yield
     for part, precision in zip(parts, before, strict=True):
         part.fp32_precision = precision
-    cudnn.benchmark, cudnn.deterministic = tuned
+    # the older flag last: torch keeps it apart, and raises where the two differ
+    cudnn.benchmark, cudnn.deterministic, cudnn.allow_tf32 = tuned
 
 
 @pytest.mark.parametrize("family", ["cuda", "xpu"])
