@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 LARGEST_BYTES = 256 * 2**20
 """A thousand devices with every link listed are some 80 MB; this is memory, not a file of ours."""
 
+_NOTHING_PREDICTED = {
+    "predicted": {"round_seconds": 0.0, "samples_per_s": 0.0, "peak_bytes": {}},
+    "left_out": [],
+}
+
 Parsed = TypeVar("Parsed")
 
 
@@ -48,10 +53,17 @@ def read_cluster(path: Path) -> Cluster:
 
 
 def read_plan(path: Path, batch_size: int | None) -> Plan:
-    """The plan in that file, of `batch_size` samples where the caller knows. Raises OptionError."""
+    """The plan in that file, of `batch_size` samples where the caller knows. Raises OptionError.
+
+    One that is written by hand need not predict anything, nor say who is left out.
+    """
     from p2ptrain.plan.types.plan import Plan
 
-    return _parsed(path, lambda value: Plan.from_json(value, batch_size=batch_size))
+    def parse(value: object) -> Plan:
+        by_hand = _NOTHING_PREDICTED | value if isinstance(value, dict) else value
+        return Plan.from_json(by_hand, batch_size=batch_size)
+
+    return _parsed(path, parse)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from tests.integration.training.test_recovery_holder import again, killed
 def plan_file(
     folder: Path, *stages: tuple[int, int, str], micro_batch: int, planner: str = "by hand"
 ) -> Path:
-    """A straight pipeline, written by hand: what it predicts is made up."""
+    """A straight pipeline, written by hand: it predicts nothing."""
     job = momentum_job()
     content = {
         "format": "p2ptrain.plan/1",
@@ -34,8 +34,6 @@ def plan_file(
             {"units": [first, end], "devices": [{"name": name, "share": micro_batch}], "warmup": 1}
             for first, end, name in stages
         ],
-        "predicted": {"round_seconds": 1.0, "samples_per_s": 1.0, "peak_bytes": {}},
-        "left_out": [],
     }
     file = folder / "plan.json"
     file.write_text(json.dumps(content))

@@ -153,7 +153,7 @@ def time(value: object) -> Change:
         ("plan", lambda c: c["stages"][0]["devices"][0].update(name="x"), '"x" is not in the'),
         ("plan", lambda c: c["stages"][0].update(warmup=9), "stages[0].warmup: 9 must lie"),
         ("plan", lambda c: c.update(micro_batches=0), "plan.micro_batches: expected at least 1"),
-        ("plan", lambda c: c.pop("left_out"), 'the field "left_out" is missing'),
+        ("plan", lambda c: c.pop("micro_batches"), 'the field "micro_batches" is missing'),
     ],
 )
 def test_a_wrong_field_is_named(room: Room, name: str, change: Change, message: str) -> None:
