@@ -9,6 +9,7 @@ annotation, or else its default's; several values are separated by commas.
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.machinery
 import importlib.util
@@ -19,7 +20,7 @@ import sys
 import traceback
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -44,7 +45,8 @@ def load_job(script: str, settings: Sequence[tuple[str, str]]) -> Job:
     path = Path(os.path.expanduser(script)).absolute()  # leaves a ~ of an unknown user as it is
     make_job = load_job_function(path, shown=script)
     arguments = job_arguments(make_job, settings)
-    made = _call(lambda: make_job(**arguments), path, script)
+    with _arguments_of(path):
+        made = _call(lambda: make_job(**arguments), path, script)
     from p2ptrain.job.job import Job
 
     if not isinstance(made, Job):
@@ -75,8 +77,19 @@ def _load_module(path: Path, shown: str) -> ModuleType:
     folder = str(path.parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    _call(lambda: loader.exec_module(module), path, shown)
+    with _arguments_of(path):
+        _call(lambda: loader.exec_module(module), path, shown)
     return module
+
+
+@contextlib.contextmanager
+def _arguments_of(path: Path) -> Iterator[None]:
+    """Meanwhile a script that reads the command line, as by argparse, sees no arguments."""
+    given, sys.argv = sys.argv, [str(path)]
+    try:
+        yield
+    finally:
+        sys.argv = given
 
 
 def _call(action: Callable[[], Any], path: Path, shown: str) -> Any:
@@ -87,7 +100,9 @@ def _call(action: Callable[[], Any], path: Path, shown: str) -> Any:
         raise ScriptError(_syntax_text(error, shown)) from error
     except SystemExit as error:
         where = _place(error, path) or shown
-        raise ScriptError(f"{where}: the script ended itself (exit code {error.code})") from error
+        raise ScriptError(
+            f"{where}: the script ended itself (exit code {error.code}){_hint(error)}"
+        ) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a panic of a library in Rust, for one, is no Exception
@@ -122,6 +137,9 @@ def _is_own(file: Path, folder: Path) -> bool:
 
 
 def _hint(error: BaseException) -> str:
+    called = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    if isinstance(error, SystemExit) and argparse.__file__ in called:
+        return ". It gets no arguments here: let job() take them, and give them as -o KEY=VALUE"
     if isinstance(error, ModuleNotFoundError):
         return " (install it on this device; the other devices do not need it)"
     return ""

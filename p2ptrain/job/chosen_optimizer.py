@@ -45,6 +45,11 @@ def check_optimizer(model: nn.Module, optimizer: object, loss: object = None) ->
     if isinstance(optimizer, OptimizerSpec):
         _check_shapes(optimizer, model)
         return
+    if isinstance(optimizer, tuple | list):
+        raise OptionError(
+            f"Job: optimizer is a {type(optimizer).__name__} of {len(optimizer)}, and a job has "
+            "one. Give it a group for each part; steps that alternate, as a GAN's, cannot be taken"
+        )
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise OptionError(
             f"Job: optimizer must be a torch.optim object over the model's parameters, or "

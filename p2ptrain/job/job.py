@@ -366,6 +366,8 @@ def _check_model(model: object) -> None:
 
 
 def _check_function(name: str, value: object) -> None:
+    if isinstance(value, type) and issubclass(value, torch.nn.Module):
+        raise ScriptError(f"Job: {name} is the class {value.__name__}; give an instance of it")
     if not callable(value):
         raise ScriptError(f"Job: {name} must be a function, not {type(value).__name__}")
 

@@ -25,7 +25,7 @@ class NonFiniteFinding:
         parameters: whether weights there were not finite before.
         tiled: whether the stage is.
         backward: it was in their backward.
-        sample: of the data, whose values they are; None = it is not one sample's, or not known.
+        sample: which one's values they are, in words; None = it is not one's, or not known.
         parameter: whose gradient it is; None where it is another value.
     """
 
@@ -36,7 +36,7 @@ class NonFiniteFinding:
     parameters: bool
     tiled: bool = False
     backward: bool = False
-    sample: int | None = None
+    sample: str | None = None
     parameter: str | None = None
 
 
@@ -102,12 +102,10 @@ def describe_finding(
     advice = ". Try a smaller learning rate or clip_grad_norm=1.0"
     if finding is None:
         return advice
-    sample = "" if finding.sample is None else f", sample {finding.sample} of the data"
+    sample = "" if finding.sample is None else f", {finding.sample}"
     if not finding.units:
         if finding.stage == 0 and finding.sample is not None:
-            return (
-                f". The data contain NaN or infinity (data[{finding.sample}]). Look at that sample"
-            )
+            return f". The data contain NaN or infinity ({finding.sample}). Look at that sample"
         if finding.stage == 0:
             return (
                 f". The data contain NaN or infinity (in micro-batch {micro_batch} of this step). "

@@ -66,8 +66,8 @@ class LoaderBatch:
         for first in range(0, self.read.samples, micro_batch):
             yield self.read.rows(first, min(first + micro_batch, self.read.samples))
 
-    def sample_names(self) -> Sequence[int]:
-        return range(self.read.samples)
+    def sample_names(self) -> Sequence[str]:
+        return [f"sample {row} of this step's batch" for row in range(self.read.samples)]
 
 
 class LoaderBatches:

@@ -32,7 +32,7 @@ class MiniBatch(Protocol):
             ScriptError: a sample cannot be read, or does not look like the others.
         """
 
-    def sample_names(self) -> Sequence[int]:
+    def sample_names(self) -> Sequence[str]:
         """Which sample of the data each one is; of a loader, which of its batch."""
 
 
@@ -128,8 +128,8 @@ class IndexedBatch:
         parts = (self.indices[first : first + micro_batch] for first in starts)
         return self.data.collate_pieces(parts, self.seed)
 
-    def sample_names(self) -> Sequence[int]:
-        return self.indices
+    def sample_names(self) -> Sequence[str]:
+        return [f"sample {index} of the data" for index in self.indices]
 
 
 class IndexedBatches:

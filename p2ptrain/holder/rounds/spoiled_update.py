@@ -65,13 +65,13 @@ class Spoiled:
         devices = dict.fromkeys(device for place in grouped for device in place.devices)
         return tuple(device for device in devices if device != holder)
 
-    def ending(self, units: Sequence[str], origin: Origin | None, order: Sequence[int]) -> str:
+    def ending(self, units: Sequence[str], origin: Origin | None, order: Sequence[str]) -> str:
         """The message for the user.
 
         Args:
             units: names of the model's.
             origin: what doing the round again has shown.
-            order: which sample of the data each one of the round is.
+            order: what each sample of the round is called.
         """
         error = self.error
         number = error.micro_batch or 0
@@ -84,7 +84,7 @@ class Spoiled:
             return f"{error}{describe_finding(found, units, origin.micro_batch)}"
         return f"{error}{self._described(units, origin, order)}"
 
-    def _described(self, units: Sequence[str], origin: Origin, order: Sequence[int]) -> str:
+    def _described(self, units: Sequence[str], origin: Origin, order: Sequence[str]) -> str:
         unit = origin.unit or 0
         stage = next(i for i, p in enumerate(self.assignment.stages) if p.first <= unit < p.end)
         place = self.assignment.stages[stage]
@@ -101,7 +101,7 @@ class Spoiled:
         )
         return describe_finding(found, units, origin.micro_batch, where=True)
 
-    def _sample(self, origin: Origin, order: Sequence[int]) -> int:
+    def _sample(self, origin: Origin, order: Sequence[str]) -> str:
         assert origin.row is not None
         return order[origin.micro_batch * self.shape.micro_batch + origin.row]
 

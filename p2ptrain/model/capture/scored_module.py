@@ -280,6 +280,8 @@ def call_model(module: nn.Module, value: Any) -> Any:
 
 def check_loss(loss: object) -> None:
     """Raises CaptureError: no tensor with one floating-point number."""
+    if isinstance(loss, int | float | torch.SymInt | torch.SymFloat):
+        raise CaptureError("the loss is a number, not a tensor: leave out .item() or float()")
     if not isinstance(loss, Tensor):
         raise CaptureError(
             f"the loss must be a tensor with one number, but it is a {type(loss).__name__}"

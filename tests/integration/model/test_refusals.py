@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -172,6 +173,15 @@ def test_what_plain_torch_refuses_too_is_told_in_its_words(
         capture(model, loss, _EXAMPLE)
     assert "fails on the first samples of the data, in plain torch too" in str(caught.value)
     assert told in str(caught.value)
+
+
+def _as_number(output: Tensor, target: Tensor) -> Any:
+    return mse_loss(output, target).item()
+
+
+def test_a_loss_that_is_no_tensor_is_told_so() -> None:
+    with pytest.raises(CaptureError, match=r"number, not a tensor: leave out \.item\(\)"):
+        capture(nn.Linear(8, 8), _as_number, _EXAMPLE)
 
 
 def test_what_only_a_trace_refuses_is_not_told_so() -> None:

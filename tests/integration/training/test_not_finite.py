@@ -216,7 +216,7 @@ async def test_data_that_is_not_finite_is_named_by_its_index() -> None:
     data[marked()][0][2] = torch.inf
     object.__setattr__(what, "data", data)
     async with devices(2) as household:
-        told = rf"The data contain NaN or infinity \(data\[{marked()}\]\)"
+        told = rf"The data contain NaN or infinity \(sample {marked()} of the data\)"
         with pytest.raises(TrainingError, match=told):
             await household.holder_run(what).run()
     assert steps(household) == [1, 2, 3, 4, 5]

@@ -129,6 +129,19 @@ def test_a_script_that_ends_itself_is_an_error(script: Callable[[str], str]) -> 
         load_job(script("import sys\nsys.exit(3)\n"), [])
 
 
+def test_a_script_that_reads_the_command_line_sees_no_arguments(
+    script: Callable[[str], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["p2ptrain", "train", "x.py"])
+    parse = (
+        "import argparse\np = argparse.ArgumentParser()\np.add_argument('{}'{})\np.parse_args()\n"
+    )
+    load_job(script(parse.format("--lr", ", default=0.1") + GOOD), [])
+    with pytest.raises(ScriptError, match=r"exit code 2\)\. .* give them as -o KEY=VALUE"):
+        load_job(script(parse.format("file", "")), [])
+    assert sys.argv == ["p2ptrain", "train", "x.py"]
+
+
 def test_wrong_settings_are_wrong_usage_not_a_wrong_script(script: Callable[[str], str]) -> None:
     with pytest.raises(UsageError, match="it takes hidden"):
         load_job(script(GOOD), [("width", "3")])

@@ -65,6 +65,10 @@ def patched(module: nn.Module) -> torch.optim.Optimizer:
         (lambda m: torch.optim.SparseAdam(m.parameters()), "SparseAdam: .* use torch.optim.Adam"),
         (lambda m: Mine(m.parameters()), r"\.Mine, .* none of torch.*nearest .* torch.optim.SGD"),
         (lambda m: Lion(m.parameters()), r"\.Lion, .* The nearest that works is torch.optim.AdamW"),
+        (
+            lambda m: [torch.optim.SGD(m.parameters())] * 2,
+            "a list of 2, and a job has one. Give it",
+        ),
         (lambda _: torch.optim.SGD, "not the class SGD: call it with the model's parameters"),
         (lambda _: 0.1, "must be a torch.optim object over the model's parameters, .* not builtin"),
         (

@@ -61,6 +61,7 @@ def frozen() -> torch.nn.Module:
         ({"model": torch.nn.LazyLinear(1)}, ScriptError, "run it once on a sample"),
         ({"model": torch.jit.script(torch.nn.Linear(3, 1))}, ScriptError, "TorchScript"),
         ({"loss": "mse"}, ScriptError, "loss must be a function, not str"),
+        ({"loss": torch.nn.MSELoss}, ScriptError, "loss is the class MSELoss; give an instance"),
         ({"optimizer": torch.optim.SGD}, OptionError, r"not the class SGD: call it with"),
         ({"optimizer": "Adam"}, OptionError, "not builtins.str"),
         ({"optimizer": SGD}, OptionError, "not the class SGD"),

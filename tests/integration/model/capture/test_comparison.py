@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.comparison import Comparison, compare
+from p2ptrain.model.capture.kept_values import KeptValues, difference
 from p2ptrain.model.capture.plain_run import ComparedBatches, run_plainly
 from tests.support.compared import compared
 from tests.support.odd_models import AfterLinear
@@ -455,6 +456,12 @@ def test_rounding_is_said_and_is_no_difference() -> None:
     numbers = iter(range(1000))
     found = compared(Scaled(lambda _: 1 + 1e-7 * next(numbers)), mse_loss, _batches())
     assert found.inexact
+    least = torch.finfo(torch.float32).tiny
+    small = [KeptValues.of(torch.tensor([n * least])) for n in (0.0, 0.9, 2.0)]
+    one, other = (difference("a number", small[0], kept) for kept in small[1:])
+    assert one is not None
+    assert other is not None
+    assert (one.is_rounding, other.is_rounding) == (True, False)
 
 
 class Warns(nn.Module):
