@@ -59,32 +59,21 @@ PRESENT_LIMIT_BYTES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class _ChunkFields(FrameFields):
-    """`_ChunkHeader` as it travels."""
+    """Which chunk a frame carries.
+
+    Attributes:
+        present: a bit for each of the bucket's entries, set where some device had a value.
+    """
 
     round: Count
     bucket: Count
     step: Count
     present: Annotated[bytes, Length(PRESENT_LIMIT_BYTES)]
 
-
-@dataclass(frozen=True, slots=True)
-class _ChunkHeader:
-    """Which chunk a frame carries.
-
-    Attributes:
-        ordinal: number of the training round in this generation, from 1.
-        present: a bit for each of the bucket's entries, set where some device had a value.
-    """
-
-    ordinal: int
-    bucket: int
-    step: int
-    present: int
-
     @property
     def key(self) -> tuple[int, int, int]:
         """Names the frame."""
-        return self.ordinal, self.bucket, self.step
+        return self.round, self.bucket, self.step
 
 
 @dataclass(frozen=True, order=True, slots=True)
@@ -103,17 +92,17 @@ class _ReceivedChunks:
 
     Attributes:
         opened: frames whose bytes are arriving -> where to, as they travel.
-        held: bucket that this device has not begun, as (ordinal, number) -> its whole frames.
+        held: bucket that this device has not begun, as (round, number) -> its whole frames.
         next_round: index of the round after this one, once a frame has named it.
     """
 
     opened: dict[tuple[int, int, int], Tensor] = field(default_factory=dict)
-    held: dict[tuple[int, int], list[tuple[_ChunkHeader, Tensor]]] = field(default_factory=dict)
+    held: dict[tuple[int, int], list[tuple[_ChunkFields, Tensor]]] = field(default_factory=dict)
     next_round: int | None = None
 
-    def has(self, frame: _ChunkHeader) -> bool:
+    def has(self, frame: _ChunkFields) -> bool:
         """Whether that frame came before."""
-        waiting = self.held.get((frame.ordinal, frame.bucket), ())
+        waiting = self.held.get((frame.round, frame.bucket), ())
         return frame.key in self.opened or any(other.key == frame.key for other, _ in waiting)
 
 
@@ -121,8 +110,7 @@ class RingAllReduce:
     """One stage's part in its group's sums, on this device, for one generation.
 
     `begin`, `final` (from the compute thread) and `finish` frame each round of training, and `run`
-    runs beside them all the time. Implements `stage_io.AllReduce` and
-    `tensor_router.StreamReceiver`.
+    runs beside them all the time. Implements `tensor_router.StreamReceiver`.
 
     Attributes:
         summed: what.
@@ -156,7 +144,6 @@ class RingAllReduce:
         self._readiness = BucketReadiness(summed.buckets, summed.statistics_names)
         self._loop = asyncio.get_running_loop()
         self._order: RoundOrder | None = None
-        self._ordinal = 0
         self._since = 0.0  # the first bucket of the round was packed
         self._begun = len(self.summed.buckets)  # buckets of this round that have been packed
         self._sums: dict[int, BucketReduction] = {}  # those of them that are not complete
@@ -185,7 +172,6 @@ class RingAllReduce:
         if self._arriving.next_round not in (None, order.round.index):
             raise ProtocolError(f"sums of round {self._arriving.next_round} arrived unasked")
         self._order, self._since = order, 0.0
-        self._ordinal += 1
         self.summed.begin()
         self.summed.leaves_out, self.summed.skips = order.leaves_out, order.may_be_skipped
         self._begun = 0
@@ -260,13 +246,15 @@ class RingAllReduce:
         wire = self.summed.wire(bucket)
         self._sums[bucket.index] = BucketReduction(self._ring, flat, present, wire)
         self._put(bucket.index, 0)
-        for frame, values in self._arriving.held.pop((self._ordinal, bucket.index), ()):
+        held = self._arriving.held.pop((self._order.round.index, bucket.index), ())
+        for frame, values in held:
             self._receive(frame, values)
 
-    def _receive(self, frame: _ChunkHeader, values: Tensor) -> None:
+    def _receive(self, frame: _ChunkFields, values: Tensor) -> None:
         stage = self._stream.stage
         failpoints.reach_now("bucket.receive.after", device=self._own, stage=stage)
-        following = self._sums[frame.bucket].receive(frame.step, frame.present, values)
+        present = int.from_bytes(frame.present, "little")
+        following = self._sums[frame.bucket].receive(frame.step, present, values)
         if following is not None:
             self._put(frame.bucket, following)
         self._complete(frame.bucket)
@@ -338,7 +326,7 @@ class RingAllReduce:
         sizes = [encoded_bytes(self.summed.wire(bucket), bucket.dtype, elements)] * bool(elements)
         if list(part_bytes) != sizes:
             raise ProtocolError(f"a chunk of {list(part_bytes)} bytes instead of {sizes}")
-        begun = self._sums.get(frame.bucket) if frame.ordinal == self._ordinal else None
+        begun = self._sums.get(frame.bucket) if self._is_current(frame) else None
         place = None if begun is None else begun.place(frame.step)
         if place is None:
             encoded = torch.empty(sum(sizes), dtype=torch.uint8)
@@ -356,23 +344,23 @@ class RingAllReduce:
         bucket = self.summed.buckets[frame.bucket]
         wire = self.summed.wire(bucket)
         values = decoded(encoded, bucket.dtype, self._elements(frame), wire)
-        if frame.ordinal == self._ordinal and frame.bucket in self._sums:
+        if self._is_current(frame) and frame.bucket in self._sums:
             self._receive(frame, values)
         else:
-            waiting = self._arriving.held.setdefault((frame.ordinal, frame.bucket), [])
+            waiting = self._arriving.held.setdefault((frame.round, frame.bucket), [])
             waiting.append((frame, values))
 
     def fail(self, error: Exception) -> None:
         """A frame could not be taken in: `run` and `finish` raise `error`."""
         self._fail(error)
 
-    def _elements(self, frame: _ChunkHeader) -> int:
+    def _elements(self, frame: _ChunkFields) -> int:
         """Of the frame's chunk."""
         bucket = self.summed.buckets[frame.bucket]
         first, end = self._ring.chunk(self._ring.received(frame.step), bucket.elements)
         return end - first
 
-    def _read(self, fields: Fields) -> _ChunkHeader:
+    def _read(self, fields: Fields) -> _ChunkFields:
         """The frame, if it is one of this generation's ring."""
         sent = _ChunkFields.read(fields)
         if sent.bucket >= len(self.summed.buckets) or sent.step >= self._ring.steps:
@@ -380,27 +368,26 @@ class RingAllReduce:
         length = _present_bytes(self.summed.buckets[sent.bucket])
         if len(sent.present) != length:
             raise ProtocolError(f"bucket {sent.bucket} has {length} bytes of presence bits")
-        present = int.from_bytes(sent.present, "little")
-        return _ChunkHeader(self._ordinal_of(sent.round), sent.bucket, sent.step, present)
+        return sent
 
-    def _ordinal_of(self, round_index: int) -> int:
-        """Of this round or the next one; a neighbour is never further ahead."""
+    def _is_current(self, frame: _ChunkFields) -> bool:
+        """Whether it is of this round; else of the next one: a neighbour is never further ahead."""
         current = -1 if self._order is None else self._order.round.index
-        if round_index == current:
-            return self._ordinal
-        if self._arriving.next_round is None and round_index > current:
-            self._arriving.next_round = round_index
-        if round_index != self._arriving.next_round:
-            raise ProtocolError(f"a chunk of round {round_index} in round {current}")
-        return self._ordinal + 1
+        if frame.round == current:
+            return True
+        if self._arriving.next_round is None and frame.round > current:
+            self._arriving.next_round = frame.round
+        if frame.round != self._arriving.next_round:
+            raise ProtocolError(f"a chunk of round {frame.round} in round {current}")
+        return False
 
-    def _checked(self, fields: Fields) -> _ChunkHeader:
+    def _checked(self, fields: Fields) -> _ChunkFields:
         """The frame, if this device still wants it and is not flooded."""
         frame = self._read(fields)
-        buckets = len(self.summed.buckets)
-        ahead = (frame.ordinal - self._ordinal) * buckets + frame.bucket
+        is_current, buckets = self._is_current(frame), len(self.summed.buckets)
+        ahead = frame.bucket + (0 if is_current else buckets)
         oldest = min(self._sums, default=self._begun)
-        begun = frame.ordinal == self._ordinal and frame.bucket < self._begun
+        begun = is_current and frame.bucket < self._begun
         if begun and (frame.bucket not in self._sums or self._sums[frame.bucket].has(frame.step)):
             raise ProtocolError(f"bucket {frame.bucket} was complete")
         if self._arriving.has(frame) or ahead >= oldest + 2 * WINDOW:

@@ -13,10 +13,9 @@ from p2ptrain.devices.interface import HostCopies
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.round_orders import RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchSlice, SampleRange, Value
-from p2ptrain.runtime.allreduce_buckets import ArrivedSums
+from p2ptrain.runtime.allreduce import RingAllReduce
 from p2ptrain.runtime.io.sample_division import SampleDivision
 from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
-from p2ptrain.runtime.reduced_tensors import ReducedTensors
 from p2ptrain.runtime.spans import SILENT, SpanRecorder
 
 
@@ -51,33 +50,6 @@ class DiscardedOutput:
         """There is nothing to do."""
 
 
-class AllReduce(Protocol):
-    """The all-reduce inside a group, as a stage uses it."""
-
-    def begin(self, order: RoundOrder) -> None:
-        """A round of training starts."""
-
-    @property
-    def summed(self) -> ReducedTensors:
-        """What is summed."""
-
-    @property
-    def arrived(self) -> ArrivedSums:
-        """Which sums of the round that was begun last are there."""
-
-    def final(self, name: str) -> None:
-        """That parameter's gradient will not change any more; called from the compute thread."""
-
-    def all_final(self) -> None:
-        """Nor will any other."""
-
-    async def finish(self) -> None:
-        """Wait until every gradient is the group's sum."""
-
-    async def run(self) -> None:
-        """Exchange until cancelled."""
-
-
 @dataclass(frozen=True, slots=True)
 class TiedGradient:
     """The way of one tied parameter's gradients, micro-batch by micro-batch.
@@ -110,7 +82,7 @@ class StageIo:
     gradients: TensorReceiver | None
     forward: OutputQueues | DiscardedOutput | None
     backward: OutputQueues | DiscardedOutput | None
-    reduction: AllReduce | None
+    reduction: RingAllReduce | None
     tied: Sequence[TiedGradient] = ()
     spans: SpanRecorder = SILENT
 
@@ -121,9 +93,9 @@ Send: TypeAlias = Callable[[str, MicroBatchSlice, Sequence[Value]], Awaitable[No
 PartOf: TypeAlias = Callable[[str, RoundMode, Sequence[Value]], Sequence[Value]]
 """Device, mode, whole values -> its part of them."""
 
-_Queue: TypeAlias = asyncio.Queue[tuple[MicroBatchSlice, Sequence[Value], HostCopies]]
+_Queue: TypeAlias = asyncio.Queue[tuple[MicroBatchSlice, Sequence[Value], HostCopies] | None]
 """What, a device's part of the values, and all of them: they may be on their way from an
-accelerator."""
+accelerator. None at the end."""
 
 
 class OutputQueues:
@@ -186,20 +158,31 @@ class OutputQueues:
                 taken = values
             else:
                 taken = self._cut(piece, values, part, index == 0)
-            await self._queues[part.device].put((piece.of(part), taken, copies))
+            await self.give(part.device, piece.of(part), taken, copies)
+
+    async def give(
+        self, device: str, piece: MicroBatchSlice, values: Sequence[Value], copies: HostCopies
+    ) -> None:
+        """Queue one device's part; `values` are of `copies`, or cut from them."""
+        await self._queues[device].put((piece, values, copies))
+
+    async def end(self) -> None:
+        """Nothing more will come."""
+        for queue in self._queues.values():
+            await queue.put(None)
 
     async def run(self) -> None:
-        """Send until cancelled. Raises what `send` raises."""
+        """Send until the end, or cancelled. Raises what `send` raises."""
         async with asyncio.TaskGroup() as group:
             for device, queue in self._queues.items():
                 group.create_task(self._run(device, queue))
 
     async def _run(self, device: str, queue: _Queue) -> None:
-        while True:
-            piece, values, copies = await queue.get()
+        while (item := await queue.get()) is not None:
+            piece, values, copies = item
             await copies.arrived()
             await self._send(device, piece, values)
-            del values, copies  # not kept while the queue is empty
+            del item, values, copies  # not kept while the queue is empty
 
     def _cut(
         self, piece: MicroBatchSlice, values: Sequence[Value], part: SampleRange, is_first: bool

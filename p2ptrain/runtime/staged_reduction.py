@@ -12,7 +12,7 @@ devices of any kind add the same numbers in the same order.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from threading import Lock
 
 import torch
@@ -20,10 +20,11 @@ from torch import Tensor, nn
 
 from p2ptrain.devices.interface import HostCopies
 from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.messages.tensors import StreamId
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.runtime.allreduce import RingAllReduce
-from p2ptrain.runtime.allreduce_buckets import ArrivedSums
+from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
 
 
@@ -51,43 +52,37 @@ def _unwritten(tensor: Tensor) -> Tensor:
     return torch.empty_strided(tuple(tensor.shape), strides, dtype=tensor.dtype)
 
 
-class StagedReduction:
-    """Implements `stage_io.AllReduce` for a stage on an accelerator, over a ring on the host.
-
-    Args:
-        ring: of `host`.
-        host: of the stage.
-    """
+class StagedReduction(RingAllReduce):
+    """The all-reduce of a stage on an accelerator."""
 
     def __init__(
-        self, ring: RingAllReduce, host: HostGradients, stage: Stage, compute: ComputeThread
+        self,
+        summed: ReducedTensors,
+        stream: StreamId,
+        devices: Sequence[str],
+        own: str,
+        router: TensorRouter,
+        *,
+        host: HostGradients,
+        stage: Stage,
+        compute: ComputeThread,
     ) -> None:
-        self._ring = ring
+        """`summed` is of `host`, and that of the stage; the rest as `RingAllReduce`."""
+        super().__init__(summed, stream, devices, own, router)
         self._host = host
         self._stage = stage
         self._compute = compute
-        self._loop = asyncio.get_running_loop()
         self._lock = Lock()  # `final` comes from autograd's thread
         self._leaving: dict[str, HostCopies] = {}  # by parameter, in the order of the backward
         self._has_left: set[str] = set()
         self._statistics: HostCopies | None = None
         self._more = asyncio.Event()
 
-    @property
-    def summed(self) -> ReducedTensors:
-        """What is summed, on the host."""
-        return self._ring.summed
-
-    @property
-    def arrived(self) -> ArrivedSums:
-        """Of the ring."""
-        return self._ring.arrived
-
     def begin(self, order: RoundOrder) -> None:
         """A round of training starts."""
         self._has_left.clear()
         self._statistics = None
-        self._ring.begin(order)
+        super().begin(order)
 
     def final(self, name: str) -> None:
         """Copy that gradient out; the ring gets it once it has arrived. Thread-safe."""
@@ -115,7 +110,8 @@ class StagedReduction:
         self._more.set()
         while self._leaving:
             await self._hand_over()
-        await self._ring.finish()
+        super().all_final()
+        await super().finish()
         await self._compute.run((0,), self._copy_in)
 
     def _copy_rest_out(self) -> None:
@@ -138,7 +134,7 @@ class StagedReduction:
     async def run(self) -> None:
         """Exchange until cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._ring.run())
+            group.create_task(super().run())
             group.create_task(self._serve())
 
     async def _serve(self) -> None:
@@ -160,7 +156,7 @@ class StagedReduction:
         del self._leaving[name]
         (gradient,) = copies.tensors
         self._host.parameters[name].grad = gradient
-        self._ring.final(name)
+        super().final(name)
 
 
 def _dense(gradient: Tensor) -> Tensor:

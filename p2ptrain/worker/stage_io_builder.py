@@ -32,7 +32,6 @@ from p2ptrain.runtime.io.tensor_receiver import (
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, GRADIENTS, TARGETS
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
 from p2ptrain.runtime.stage_io import (
-    AllReduce,
     DiscardedOutput,
     OutputQueues,
     StageIo,
@@ -284,14 +283,16 @@ class StageIoBuilder:
             largest=self._assignment.largest,
         )
 
-    def _reduction(self, stage: Stage) -> AllReduce | None:
+    def _reduction(self, stage: Stage) -> RingAllReduce | None:
         if not self._place.shared or self._assignment.asynchrony is not None:
             return None
         stream = StreamId(self._assignment.key, self._index, FLOW)
         me, router = self._shell.mesh.self_id, self._shell.router
         host = None if stage.device.is_host else HostGradients(stage)
-        ring = RingAllReduce(self.summed(stage, host), stream, self._place.devices, me, router)
-        return ring if host is None else StagedReduction(ring, host, stage, self._shell.compute)
+        ring = (self.summed(stage, host), stream, self._place.devices, me, router)
+        if host is None:
+            return RingAllReduce(*ring)
+        return StagedReduction(*ring, host=host, stage=stage, compute=self._shell.compute)
 
     def summed(self, stage: Stage, host: HostGradients | None = None) -> ReducedTensors:
         """What its devices sum, in buckets that all of them cut alike."""

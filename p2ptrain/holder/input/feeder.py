@@ -16,6 +16,7 @@ from contextlib import aclosing
 
 from torch import Tensor
 
+from p2ptrain.devices.interface import Arrived, Value
 from p2ptrain.errors import PeerError
 from p2ptrain.holder.input.loader import FeedItem, MicroBatchLoader
 from p2ptrain.mesh.interface import Mesh
@@ -26,6 +27,7 @@ from p2ptrain.messages.tensors import MicroBatchSlice, ResendSamples, SampleRang
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.runtime.io.sample_division import SampleDivision
 from p2ptrain.runtime.io.tensor_router import ACTIVATIONS, TARGETS, Credits, TensorRouter
+from p2ptrain.runtime.stage_io import OutputQueues
 from p2ptrain.runtime.tiled.tile_layout import StageTileLayout
 
 
@@ -55,8 +57,8 @@ class Feeder:
         """Send everything `feeds` gives, close it, then wait until all is sent."""
         flows = (self._inputs, *self._targets.values())
         async with asyncio.TaskGroup() as group:
-            for pump in (pump for flow in flows for pump in flow.pumps):
-                group.create_task(pump.run())
+            for flow in flows:
+                group.create_task(flow.queues.run())
             async with aclosing(feeds):
                 async for feed in feeds:
                     self.waits_for_data = False
@@ -67,11 +69,15 @@ class Feeder:
                     self.waits_for_data = True
             self.waits_for_data = False
             for flow in flows:
-                await flow.end()
+                await flow.queues.end()
 
 
 class _FeedStream:
-    """Inputs or targets for all devices of one stage."""
+    """Inputs or targets for all devices of one stage.
+
+    Attributes:
+        queues: to those.
+    """
 
     def __init__(
         self,
@@ -82,16 +88,14 @@ class _FeedStream:
         tiles: StageTileLayout | None = None,
     ) -> None:
         self._tiles = tiles
-        place = assignment.stages[stage]
-        stream = StreamId(assignment.key, stage, flow)
+        self._router = router
+        self._stream = StreamId(assignment.key, stage, flow)
+        self._division = SampleDivision(assignment.stages[stage])
         lead = assignment.stages[0].warmup + 2 * FED_AHEAD
-        self._division = SampleDivision(place)
-        self._pumps = {device: _FeedQueue(stream, device, router, lead) for device in place.devices}
-
-    @property
-    def pumps(self) -> Sequence[_FeedQueue]:
-        """One a device."""
-        return list(self._pumps.values())
+        self.queues = OutputQueues(self._division, lambda _: (), self._send, capacity=lead)
+        self._credits = {device: Credits(FED_AHEAD) for device in self._division.devices}
+        for device, credits in self._credits.items():
+            router.connect_credits(self._stream, credits, device)
 
     async def put(
         self,
@@ -110,40 +114,11 @@ class _FeedStream:
                 rows = self._tiles.entering_parts(part.device, piece.mode, rows)
             if behind is not None:
                 rows = [*rows, *behind(part.first)]
-            await self._pumps[part.device].put(piece.of(part), rows)
+            await self.queues.give(part.device, piece.of(part), rows, Arrived(rows))
 
-    async def end(self) -> None:
-        """Nothing more will come."""
-        for pump in self.pumps:
-            await pump.end()
-
-
-class _FeedQueue:
-    """One bounded queue of pieces to one device."""
-
-    def __init__(self, stream: StreamId, device: str, router: TensorRouter, lead: int) -> None:
-        self._stream = stream
-        self._device = device
-        self._router = router
-        self._credits = Credits(FED_AHEAD)
-        self._queue: asyncio.Queue[tuple[MicroBatchSlice, Sequence[Tensor]] | None] = asyncio.Queue(
-            lead
-        )
-        router.connect_credits(stream, self._credits, device)
-
-    async def put(self, piece: MicroBatchSlice, values: Sequence[Tensor]) -> None:
-        await self._queue.put((piece, values))
-
-    async def end(self) -> None:
-        await self._queue.put(None)
-
-    async def run(self) -> None:
-        while (item := await self._queue.get()) is not None:
-            piece, values = item
-            await self._credits.acquire()
-            await self._router.send_values(
-                self._device, self._stream, piece, values, PartKind.INPUT
-            )
+    async def _send(self, device: str, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
+        await self._credits[device].acquire()
+        await self._router.send_values(device, self._stream, piece, values, PartKind.INPUT)
 
 
 def _rows(values: Sequence[Tensor], part: SampleRange, size: int) -> Sequence[Tensor]:
