@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice, overheads_of, to_profile
 from p2ptrain.messages.plan_request import JobPlanRequest
@@ -21,7 +21,7 @@ from p2ptrain.recovery.backup_placement import (
     assign_backup_peers,
     copies_bytes,
 )
-from p2ptrain.recovery.placement import PlacedStage
+from p2ptrain.recovery.placement import PlacedStage, is_elsewhere
 from p2ptrain.recovery.snapshot_schedule import SnapshotCost, SnapshotTransfer, read_bytes
 
 COPIES_AN_UPDATE_BYTE = 1.0
@@ -86,12 +86,15 @@ def plan_backups(
     }
     own_slots = SLOTS_WITH_CHECKPOINTS if request.checkpoints else SLOTS
     found = assign_backup_peers(stages, sizes, spare, own_slots)
+    copied = found.stages
+    if is_elsewhere(stages, holder):  # which reads as many versions as a backup peer
+        copied = tuple(replace(stage, copies_to=holder) for stage in stages)
     names = {device: candidate.name for device, candidate in candidates.items()}
     warnings = tuple(_warning(one, names) for one in found.unprotected)
-    cost = _cost(profile, sizes, plan, found.stages, candidates, links)
+    cost = _cost(profile, sizes, plan, copied, candidates, links)
     if cost is None:
         return PlanBackups(found.stages, None, warnings, read)
-    taken = copies_bytes(found.stages, sizes, own_slots)
+    taken = copies_bytes(copied, sizes, own_slots)
     return PlanBackups(found.stages, cost, warnings, taken)
 
 

@@ -126,7 +126,8 @@ class JobDriver:
         published = planning.ftpipehd
         fixed = None if published is None else published.copies
         self.copies = SnapshotManager(
-            mesh, planning.job, self._on_stable, self.reports.warn, fixed, settings
+            *(mesh, planning.job, self._on_stable, self.reports.warn, fixed, settings),
+            is_on=planning.replicas,
         )
         self._signs = MembershipAdapter(mesh, planning.alone, self._on_sign)
         self._planner = Planner(mesh, self._pass_over, settings.plan_limits)

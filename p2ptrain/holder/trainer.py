@@ -379,7 +379,12 @@ class JobTrainer:
 
     def _announce(self, answer: ReconfigureReply, reason: ReconfigureReason) -> None:
         prepared = self._prepared
-        takes_whole = self._options.whole_copy_due is not None and answer.assignment.protects
+        assignment = answer.assignment
+        takes_whole = (  # where it is elsewhere they are counted as a backup peer's
+            self._options.whole_copy_due is not None
+            and assignment.protects
+            and not assignment.is_elsewhere
+        )
         copies = MAX_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
         kept_bytes = {self._mesh.name: copies * self._prepared.whole_bytes}
         event = plan_event(answer, prepared.captured.description, reason.value, kept_bytes)
@@ -648,6 +653,8 @@ class JobTrainer:
 
     def _whole_copies(self) -> FullSnapshots | None:
         wants = self._options.whole_copy_due
+        if wants is None and self._options.replicas:
+            wants = self._is_elsewhere
         if wants is None:
             return None
         return FullSnapshots(
@@ -660,6 +667,9 @@ class JobTrainer:
             self._prepared.whole_bytes,
             self._warn,
         )
+
+    def _is_elsewhere(self, _last_step: int, _step: int) -> bool:
+        return self._generation is not None and self._generation.assignment.is_elsewhere
 
     def _course(self, micro_batch: int, asynchronous: bool) -> RoundSequence:
         stopped_at = self._callbacks.stopped_at

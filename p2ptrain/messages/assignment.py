@@ -169,7 +169,12 @@ class Assignment(Blob):
     @property
     def protects(self) -> bool:
         """Whether devices keep versions to go back to, and copies of them for others."""
-        return any(place.copies_to is not None for place in self.stages)
+        return self.is_elsewhere or any(place.copies_to is not None for place in self.stages)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether one device has all of the model, and is not the holder (`recovery.placement`)."""
+        return len(self.devices) == 1 and self.holder not in self.devices
 
     def check(self) -> None:
         """ProtocolError where the shares of a stage do not add up, or it cannot train so."""

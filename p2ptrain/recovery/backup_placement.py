@@ -119,13 +119,13 @@ def assign_backup_peers(
 def copies_bytes(
     stages: Sequence[PlacedStage], sizes: Sequence[KeptBytes], own_slots: int = SLOTS
 ) -> dict[str, int]:
-    """What copies take, by device of the plan: of its own stages, and of those it keeps."""
+    """What copies take, by device: of its own stages, and of those it keeps."""
     taken = dict.fromkeys((device for stage in stages for device in stage.devices), 0)
     for stage, size in zip(stages, sizes, strict=True):
         for device in stage.devices:
             taken[device] += own_slots * size.changing
         if stage.copies_to is not None:
-            taken[stage.copies_to] += size.of_a_peer()
+            taken[stage.copies_to] = taken.get(stage.copies_to, 0) + size.of_a_peer()
     return taken
 
 

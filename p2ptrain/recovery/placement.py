@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from p2ptrain.recovery.compute_kind import PROCESSOR
@@ -54,7 +55,12 @@ class Placement:
     @property
     def protects(self) -> bool:
         """Whether devices keep versions to go back to, and copies of them for others."""
-        return any(stage.copies_to is not None for stage in self.stages)
+        return self.is_elsewhere or any(stage.copies_to is not None for stage in self.stages)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """As the function."""
+        return is_elsewhere(self.stages, self.holder)
 
     @property
     def seats(self) -> tuple[tuple[int, str], ...]:
@@ -96,3 +102,9 @@ class Placement:
 
     def _devices_at(self, stage: int) -> tuple[str, ...]:
         return self.stages[stage].devices if 0 <= stage < len(self.stages) else ()
+
+
+def is_elsewhere(stages: Sequence[PlacedStage], holder: str) -> bool:
+    """Whether one device has all of the model, and is not the holder, which takes whole copies."""
+    devices = {device for stage in stages for device in stage.devices}
+    return len(devices) == 1 and holder not in devices

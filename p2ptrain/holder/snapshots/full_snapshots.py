@@ -1,6 +1,7 @@
-"""Full snapshots on the holder, for the case that several devices die with all copies of a stage.
+"""Full snapshots on the holder, for the case that devices die with all copies of a stage.
 
 Global replication (FTPipeHD, III-E): now and then the snapshots of all stages come to the holder.
+So they do where another device, such as one with a fast card, has the whole model by itself.
 
     a version kept everywhere ──► stable ──► all of it read, in the lowest lane ──► in memory
 
@@ -134,8 +135,8 @@ class FullSnapshots:
         if not self._has_warned:
             self._has_warned = True
             self._warn(
-                "too little memory here for a copy of the whole model: if several devices fail at "
-                "once, training may go back further"
+                "too little memory here for a copy of the whole model: if the device that has it "
+                "fails, or several do at once, training may go back further"
             )
 
 

@@ -62,6 +62,8 @@ class SnapshotManager:
         warn: Callable[[str], None],
         fixed: Callable[[int, int], bool] | None = None,
         settings: RecoverySettings = HOME,
+        *,
+        is_on: bool = True,
     ) -> None:
         """Nothing is kept yet.
 
@@ -69,7 +71,9 @@ class SnapshotManager:
             on_stable: called with each stable version.
             warn: warns the user.
             fixed: as of `SnapshotSchedule`.
+            is_on: whether versions are kept to go back to.
         """
+        self._is_on = is_on
         self._fixed = fixed
         self._settings = settings
         self.stable: Version | None = None
@@ -111,7 +115,7 @@ class SnapshotManager:
         self._counted, self._early = placed.version.step, []
         self._keeping.begin(placed)
         self._cadence = None
-        if placed.protects:
+        if placed.protects and self._is_on:
             self._cadence = SnapshotSchedule(
                 self._cost, placed.version.step, now, self._fixed, self._settings
             )

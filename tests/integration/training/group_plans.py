@@ -49,9 +49,11 @@ def device_count(stages: Sequence[Stage]) -> int:
     return sum(len(stage.shares) for stage in stages)
 
 
-def force(monkeypatch: pytest.MonkeyPatch, stages: Sequence[Stage]) -> None:
+def force(
+    monkeypatch: pytest.MonkeyPatch, stages: Sequence[Stage], names: Sequence[str] = "abcdefgh"
+) -> None:
     """Let every coordinator of this test plan just these stages, over equal parts of the units."""
-    monkeypatch.setattr(plan_cluster, "make_plan", partial(plan, stages))
+    monkeypatch.setattr(plan_cluster, "make_plan", partial(plan, stages, names=names))
 
 
 def plan(
@@ -64,6 +66,7 @@ def plan(
 ) -> Plan:
     """As `make_plan` would, but for its choice; the stages' devices in the order of `names`."""
     assert request.micro_batch is not None
+    names = [name for name in names if any(name == device.name for device in cluster.devices)]
     split = BatchSplit(request.batch_size, request.micro_batch)
     peaks = {device.name: 0 for device in cluster.devices}
     predicted = Predicted(round_seconds=1.0, samples_per_s=1.0, peak_bytes=peaks)

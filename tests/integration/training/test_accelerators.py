@@ -21,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import PlanError
-from p2ptrain.events import Eval, Plan, Warning
+from p2ptrain.events import Eval, Plan, Recovered, Warning
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
@@ -36,6 +36,7 @@ from tests.integration.training.delayed import by_formula, cut_of, delayed_job, 
 from tests.integration.training.group_plans import Stage, dealt, device_count, divided, force
 from tests.integration.training.household import OFTEN_COPIED, Devices, devices
 from tests.integration.training.jobs import (
+    STEPS,
     assert_undisturbed,
     make_job,
     momentum_job,
@@ -213,6 +214,33 @@ async def test_a_device_dies_and_nothing_shows_it(twins: str, dies: str) -> None
         assert_undisturbed(household, job, wanted)
         assert _reasons(household) == ["start", "failure"]
         await household.members[dies].close()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+async def test_a_card_that_has_the_whole_model_is_lost(
+    monkeypatch: pytest.MonkeyPatch, dies: bool
+) -> None:
+    """With its device, as the holder has a copy; or alone, as its own host has one."""
+
+    force(monkeypatch, [divided(4)], "ba")
+    job, wanted = momentum_job(), undisturbed(momentum_job())
+    killing: list[asyncio.Task[None]] = []
+    async with accelerated(2, "b", OFTEN_COPIED) as (household, compute):
+
+        def lose() -> None:
+            if dies:
+                killing.append(asyncio.create_task(household.mesh.kill("b")))
+            else:
+                compute["b"].fail_now()
+
+        chosen = TrainOptions(2, steps=STEPS)
+        await household.holder_run(job, chosen, on_step(household, 8, lose)).run()
+        await asyncio.gather(*killing)
+        assert household.losses == wanted.losses
+        assert _reasons(household) == ["start", "failure"]
+        (recovered,) = [event for event in household.events if isinstance(event, Recovered)]
+        assert recovered.replayed_steps < 8
+        await household.members["b"].close()
 
 
 async def test_a_checkpoint_of_it_is_gone_on_from(tmp_path: Path) -> None:

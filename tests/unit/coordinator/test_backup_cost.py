@@ -110,6 +110,22 @@ def test_without_keepers_a_checkpoint_is_read_from_one_copy_of_each_stage() -> N
             assert safe.taken_bytes == {name: STATE * size for name, size in taken.items()}
 
 
+def test_of_a_model_that_is_wholly_on_another_device_the_holder_takes_copies() -> None:
+    one = [{"units": [0, 3], "devices": [{"name": "y", "share": 4}], "warmup": 1}]
+    whole = Plan.from_json({**plan().to_json(), "stages": one}, "plan", batch_size=16)
+    candidates = {
+        f"i{n}": MeasuredDevice(f"i{n}", n, measured(*UNITS), MemoryBudgets(1 << 30)) for n in "xy"
+    }
+    links = {("x", "y"): ClusterLink(RATE, 0.0), ("y", "x"): ClusterLink(RATE, 0.0)}
+    for holder, is_copied in (("ix", True), ("iy", False)):
+        stages = (PlacedStage(0, 3, ("iy",)),)
+        safe = plan_backups(request(), whole, stages, candidates, links, holder)
+        assert safe.stages == stages, "it has no backup peer: the holder reads what is kept there"
+        assert (safe.cost is not None) is is_copied
+        versions = 2 * STATE * (1000 + 600 + 400)
+        assert safe.taken_bytes == ({"ix": versions, "iy": versions} if is_copied else {})
+
+
 def test_sums_and_divided_samples_take_a_keeper_s_interface() -> None:
     stages = (PlacedStage(0, 1, ("ix", "iy")), PlacedStage(1, 2, ("iz",)))
     carried = interface_bytes(stages, to_profile(measured(*UNITS), request()), 16)
