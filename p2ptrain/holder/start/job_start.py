@@ -141,7 +141,7 @@ class JobStart:
                 await self._gather(None)
         first = prepared.first_step
         reported = ReportedProgress(first, prepared.evaluated)
-        entry = JournalEntry(job_id(mark, secrets.token_hex(8)), mark, weights, first, reported)
+        entry = JournalEntry.new(job_id(mark, secrets.token_hex(8)), mark, weights, first, reported)
         if again is not None:
             entry = replace(
                 entry,

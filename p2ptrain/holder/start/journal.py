@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from p2ptrain.aio.tasks import to_the_end
 from p2ptrain.errors import OptionError, ProtocolError, TrainingError, UserError
@@ -34,13 +34,13 @@ from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.assignment import FIRST, Assignment
 from p2ptrain.messages.reconfigure import PlanInForce
-from p2ptrain.net.forms import By, Count, Id, Positive, Rare
+from p2ptrain.net.forms import By, Count, Id, Local, Positive, Rare
 from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
 from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.loss_scale import ScaleRows
-from p2ptrain.recovery.version import Lineage, LineageRows, Version, VersionRow
+from p2ptrain.recovery.version import LineageRows, Version, VersionRow
 from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checkpoint_files import Checkpoint
 from p2ptrain.state.ended_jobs import note_ended
@@ -60,15 +60,32 @@ RETRY_SECONDS = 10.0
 
 FIRST_GENERATION = 1
 
+_Metric: TypeAlias = Annotated[float, By(float.fromhex, float.hex, str)]
+
+_NOTHING = ReportedProgress(-1)
+
 _BINARY = getattr(os, "O_BINARY", 0)
 
 _REPORTED = struct.Struct("<qqQ")
 """Step, evaluated, CRC-32 of both: 24 bytes, which one write puts down."""
 
 
+def _read_assignment(value: object) -> Assignment:
+    blob = base64.b64decode(value if isinstance(value, str) else "?", validate=True)
+    return Assignment.from_bytes(blob)
+
+
+def _write_assignment(assignment: Assignment) -> str:
+    return base64.b64encode(assignment.to_bytes()).decode()
+
+
+def _by_device(took_part: Mapping[str, int]) -> tuple[tuple[str, int], ...]:
+    return tuple(sorted(took_part.items()))
+
+
 @dataclass(frozen=True, slots=True)
 class JournalEntry:
-    """An unfinished job.
+    """An unfinished job; all but `reported` is what `JOB_FILE` holds.
 
     Attributes:
         job: its id.
@@ -77,32 +94,55 @@ class JournalEntry:
         first_step: updates that those weights had behind them.
         next_generation: first generation number that was never used.
         lineage: of the job.
-        in_force: the plan it runs by; None before the first.
+        assignment, plan: those that it runs by; None before the first.
         stable: newest version of which every copy was acknowledged.
         took_part: devices that had a part, each with its last generation.
-        reported: what the user has seen.
         measured: what a scheduler has seen of evaluations.
         stopped: updates with which a callback has ended it; None = none has.
         scales: of the loss, as `LossScale` notes them.
         sizes: of batches that came late, for which the model was captured again: of each sample.
         first_fingerprint: from before that; "" where it was not.
+        reported: what the user has seen.
     """
 
-    job: str
-    fingerprint: str
-    weights: str
-    first_step: int
-    reported: ReportedProgress
-    next_generation: int = FIRST_GENERATION
-    lineage: Lineage = FIRST
-    in_force: PlanInForce | None = None
-    stable: Version | None = None
-    took_part: tuple[tuple[str, int], ...] = ()
-    measured: Measured = ()
-    stopped: int | None = None
-    scales: ScaleRows = ()
-    sizes: tuple[SampleSizes, ...] = ()
-    first_fingerprint: str = ""
+    format: Literal["p2ptrain.job/2"]
+    job: Id
+    fingerprint: Id
+    weights: Id
+    first_step: Count
+    next_generation: Positive
+    lineage: LineageRows
+    assignment: Annotated[Assignment, By(_read_assignment, _write_assignment)] | None
+    plan: Mapping[str, Any] | None
+    stable: VersionRow | None
+    took_part: Annotated[tuple[tuple[str, int], ...], By(_by_device, dict, Mapping[str, Count])]
+    measured: Annotated[tuple[tuple[Count, _Metric], ...], Rare()] = ()
+    stopped: Count | None = None
+    scales: Annotated[tuple[tuple[Count, float], ...], Rare()] = ()
+    sizes: Annotated[tuple[tuple[tuple[Count, ...], ...], ...], Rare()] = ()
+    first_fingerprint: Annotated[str, Rare()] = ""
+    reported: Annotated[ReportedProgress, Local()] = _NOTHING
+
+    @classmethod
+    def new(
+        cls, job: str, fingerprint: str, weights: str, first_step: int, reported: ReportedProgress
+    ) -> JournalEntry:
+        """Before its first plan."""
+        return cls(
+            *("p2ptrain.job/2", job, fingerprint, weights, first_step, FIRST_GENERATION, FIRST),
+            assignment=None,
+            plan=None,
+            stable=None,
+            took_part=(),
+            reported=reported,
+        )
+
+    @property
+    def in_force(self) -> PlanInForce | None:
+        """The plan that it runs by; None before the first."""
+        if self.assignment is None or self.plan is None:
+            return None
+        return PlanInForce(self.assignment, self.plan)
 
     def got_somewhere(self, weights: str) -> bool:
         """Whether anything would be lost by starting again from the weights of that digest.
@@ -112,12 +152,12 @@ class JournalEntry:
         One whose model was captured again has made steps before.
         """
         is_reported = bool(self.sizes) or self.reported.step > self.first_step
-        return self.in_force is not None and (is_reported or weights == self.weights)
+        return self.plan is not None and (is_reported or weights == self.weights)
 
     @property
     def noted(self) -> Noted:
         """As the rules wrote it down."""
-        placed = None if self.in_force is None else placement_of(self.in_force.assignment)
+        placed = None if self.assignment is None else placement_of(self.assignment)
         return Noted(self.next_generation, self.lineage, placed, self.stable, self.took_part)
 
 
@@ -165,7 +205,8 @@ class Journal:
             self._entry,
             next_generation=noted.next_generation,
             lineage=noted.lineage,
-            in_force=in_force,
+            assignment=None if in_force is None else in_force.assignment,
+            plan=None if in_force is None else in_force.plan,
             stable=noted.stable,
             took_part=noted.took_part,
         )
@@ -286,7 +327,7 @@ class Journal:
             if self._descriptor is None:
                 folder.write(REPORTED_FILE, reported_bytes(entry.reported))
                 self._descriptor = os.open(folder.path / REPORTED_FILE, os.O_WRONLY | _BINARY)
-            folder.write_json(JOB_FILE, _to_json(entry))
+            folder.write_json(JOB_FILE, write_form(entry))
 
     def _sync(self, late: JournalEntry | None) -> None:
         with self._writing:  # `done` or a new generation comes before or after
@@ -297,7 +338,7 @@ class Journal:
             if (
                 late is not None and late.next_generation == self._entry.next_generation
             ):  # of this generation
-                folder.write_json(JOB_FILE, _to_json(late))
+                folder.write_json(JOB_FILE, write_form(late))
 
     def _give_up(self, error: Exception) -> None:
         if self._folder is None:
@@ -321,8 +362,15 @@ class Journal:
 def find_journal(folder: StateFolder, warn: Callable[[str], None]) -> JournalEntry | None:
     """The unfinished job of this folder, if there is one that can be read; damage is reported."""
     try:
-        job = folder.read_form(JOB_FILE, _JobFile)
-        return None if job is None else _entry(job, folder.read(REPORTED_FILE))
+        entry = folder.read_form(JOB_FILE, JournalEntry)
+        if entry is None:
+            return None
+        if (entry.assignment is None) is not (entry.plan is None):
+            raise ProtocolError("a plan in force is an assignment and a plan")
+        if entry.assignment is not None:
+            batch_size = entry.assignment.batch_size
+            Plan.from_json(entry.plan, "the plan in force", batch_size=batch_size)
+        return replace(entry, reported=read_reported(folder.read(REPORTED_FILE)))
     except (UserError, ProtocolError) as error:
         why = error.why if isinstance(error, BrokenFile) else str(error)
         warn(
@@ -354,82 +402,6 @@ def captured_state(folder: StateFolder, warn: Callable[[str], None]) -> Checkpoi
     except OptionError as error:
         warn(str(error))
         return None
-
-
-def _read_assignment(value: object) -> Assignment:
-    blob = base64.b64decode(value if isinstance(value, str) else "?", validate=True)
-    return Assignment.from_bytes(blob)
-
-
-def _write_assignment(assignment: Assignment) -> str:
-    return base64.b64encode(assignment.to_bytes()).decode()
-
-
-@dataclass(frozen=True, slots=True)
-class _JobFile:
-    """What `JOB_FILE` holds."""
-
-    format: Literal["p2ptrain.job/2"]
-    job: Id
-    fingerprint: Id
-    weights: Id
-    first_step: Count
-    next_generation: Positive
-    lineage: LineageRows
-    assignment: Annotated[Assignment, By(_read_assignment, _write_assignment)] | None
-    plan: Mapping[str, Any] | None
-    stable: VersionRow | None
-    took_part: Mapping[str, Count]
-    measured: Annotated[tuple[tuple[Count, str], ...], Rare()] = ()
-    stopped: Count | None = None
-    scales: Annotated[tuple[tuple[Count, float], ...], Rare()] = ()
-    sizes: Annotated[tuple[tuple[tuple[Count, ...], ...], ...], Rare()] = ()
-    first_fingerprint: Annotated[str, Rare()] = ""
-
-
-def _to_json(entry: JournalEntry) -> dict[str, Any]:
-    in_force = entry.in_force
-    job = _JobFile(
-        *("p2ptrain.job/2", entry.job, entry.fingerprint, entry.weights, entry.first_step),
-        *(entry.next_generation, entry.lineage),
-        assignment=None if in_force is None else in_force.assignment,
-        plan=None if in_force is None else in_force.plan,
-        stable=entry.stable,
-        took_part=dict(entry.took_part),
-        measured=tuple((step, metric.hex()) for step, metric in entry.measured),
-        stopped=entry.stopped,
-        scales=entry.scales,
-        sizes=entry.sizes,
-        first_fingerprint=entry.first_fingerprint,
-    )
-    return write_form(job)
-
-
-def _entry(job: _JobFile, reported: bytes | None) -> JournalEntry:
-    """Raises ProtocolError, or OptionError of what is no plan, or a newer version's."""
-    in_force = None
-    if (job.assignment is None) is not (job.plan is None):
-        raise ProtocolError("a plan in force is an assignment and a plan")
-    if job.assignment is not None and job.plan is not None:
-        in_force = PlanInForce(job.assignment, job.plan)
-        Plan.from_json(job.plan, "the plan in force", batch_size=job.assignment.batch_size)
-    return JournalEntry(
-        *(job.job, job.fingerprint, job.weights, job.first_step, read_reported(reported)),
-        *(job.next_generation, job.lineage, in_force, job.stable),
-        tuple(sorted(job.took_part.items())),
-        tuple((step, _read_metric(text)) for step, text in job.measured),
-        job.stopped,
-        job.scales,
-        job.sizes,
-        job.first_fingerprint,
-    )
-
-
-def _read_metric(text: str) -> float:
-    try:
-        return float.fromhex(text)
-    except ValueError as error:
-        raise ProtocolError(f"{text[:32]!r} is no metric") from error
 
 
 def reported_bytes(reported: ReportedProgress) -> bytes:

@@ -12,7 +12,7 @@ from p2ptrain.recovery.snapshot_schedule import SnapshotCost, SnapshotSchedule
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
 
-ENTRY = JournalEntry("f00d-1", "f00d", "abc", 0, ReportedProgress(0, 0))
+ENTRY = JournalEntry.new("f00d-1", "f00d", "abc", 0, ReportedProgress(0, 0))
 
 
 def _memory(*, has_first_weights: bool) -> JobRecord:

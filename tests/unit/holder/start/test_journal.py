@@ -33,7 +33,7 @@ from p2ptrain.state import checkpoint_files, ended_jobs
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress
 from tests.unit.messages.test_assignment import assignment, shared
 
-NEW = JournalEntry("f00d-1", "f00d", "abc", 0, ReportedProgress(0, 0))
+NEW = JournalEntry.new("f00d-1", "f00d", "abc", 0, ReportedProgress(0, 0))
 PLACED = assignment(shared(3, 1))
 PLAN = {
     "format": "p2ptrain.plan/1",
@@ -80,8 +80,14 @@ def test_a_job_is_found_as_it_was_written_down(folder: StateFolder) -> None:
         book.committed(ReportedProgress(step, 0))
     found = found_in(folder)
     assert found == replace(
-        NEW, reported=ReportedProgress(3, 0), next_generation=2, lineage=FIRST, in_force=IN_FORCE
+        NEW,
+        reported=ReportedProgress(3, 0),
+        next_generation=2,
+        lineage=FIRST,
+        assignment=PLACED,
+        plan=PLAN,
     )
+    assert found.in_force == IN_FORCE
     assert found.noted.placed is not None
     assert found.noted.placed.devices == ("a", "b")
 
