@@ -53,7 +53,7 @@ class KeptChecks:
 
     def report(self, device: ComputeDevice, software: str) -> CheckReport:
         """Kept, or found now. Raises AcceleratorFailed."""
-        text = f"{device.kind}|{device.title}|{software}|{torch.get_num_threads()} threads"
+        text = f"{device.name}|{device.kind}|{software}|{torch.get_num_threads()} threads"
         name = f"{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
         known = self._read(name)
         if known is not None and known.method == METHOD:

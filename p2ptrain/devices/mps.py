@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,14 +23,14 @@ class MpsDevice(ComputeDevice):
     """The one that a Mac has."""
 
     name = "mps"
-    title = "Apple GPU"
     place = torch.device("mps", 0)
     is_host = False
     is_in_host_memory = True
     lacks = frozenset({"float64", "complex128"})
 
     def __init__(self) -> None:
-        self.kind = f"mps, torch {torch.__version__}"
+        self.title = title_of(torch.backends.mps)
+        self.kind = f"mps {self.title}, torch {torch.__version__}"
 
     def host_buffer(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Ordinary memory: the graphics reads all of it."""
@@ -80,6 +81,12 @@ class MpsDevice(ComputeDevice):
 
     def allow_fast_math(self, *, allowed: bool) -> None:
         """It has one way to compute."""
+
+
+def title_of(backend: Any) -> str:
+    """Such as "Apple M2 Pro"; chips of other names may round in other ways."""
+    name = getattr(backend, "get_name", None)
+    return "Apple GPU" if name is None else str(name())
 
 
 class _QueueWatch(WallWatch):

@@ -19,7 +19,7 @@ import torch
 from p2ptrain.devices.cuda import CudaDevice
 from p2ptrain.devices.drivers import AMD_DRIVER, NVIDIA_DRIVER, nvidia_release
 from p2ptrain.devices.interface import ComputeDevice
-from p2ptrain.devices.mps import MpsDevice
+from p2ptrain.devices.mps import MpsDevice, title_of
 from p2ptrain.devices.request import AUTO, DeviceRequest
 from p2ptrain.devices.streamed import is_integrated
 from p2ptrain.devices.xpu import XpuDevice
@@ -91,7 +91,7 @@ def probe_cuda(
             api.cuda.init()
             count = api.cuda.device_count()
     except (RuntimeError, AssertionError) as error:
-        absent, advice = _cuda_failure(str(error), api)
+        absent, advice = _cuda_failure(str(error), api, has_amd)
         return FamilyProbe((), absent, advice, is_odd=has_nvidia or "too old" in absent)
     if not count:
         return FamilyProbe(absent="torch finds no card", is_odd=has_nvidia)
@@ -100,7 +100,7 @@ def probe_cuda(
     return FamilyProbe(found, software=f"torch {api.__version__}, {driver}")
 
 
-def _cuda_failure(text: str, api: Any) -> tuple[str, str]:
+def _cuda_failure(text: str, api: Any, has_amd: bool) -> tuple[str, str]:
     """Why, and what to do."""
     line = " ".join(text.split())
     if (
@@ -113,6 +113,9 @@ def _cuda_failure(text: str, api: Any) -> tuple[str, str]:
         )
         return why, f"update the driver, or pip install torch of an older build, {_INSTALL}"
     if "no NVIDIA driver" in line:
+        if has_amd:
+            why = f"there is no NVIDIA driver, and this torch ({api.__version__}) is built for CUDA"
+            return why, f"for a card of AMD's pip install torch of the build with ROCm, {_INSTALL}"
         return "there is no NVIDIA driver", "install it, if this device has a card"
     if "No CUDA GPUs" in line or "No HIP GPUs" in line:
         return (
@@ -184,7 +187,7 @@ def probe_mps(api: Any = torch, system: Callable[[], str] | None = None) -> Fami
         return FamilyProbe(absent="MPS needs macOS 14 or newer, and a chip of Apple's")
     total_bytes = int(api.mps.recommended_max_memory())
     release = (system or _macos_release)()
-    mac = Accelerator("mps", MpsDevice.title, total_bytes, is_integrated=True)
+    mac = Accelerator("mps", title_of(api.backends.mps), total_bytes, is_integrated=True)
     return FamilyProbe((mac,), software=f"torch {api.__version__}, macOS {release}")
 
 

@@ -124,6 +124,15 @@ def test_why_torch_finds_no_card(
     assert "\n" not in str(raised.value)
 
 
+def test_who_has_amd_s_card_and_torch_for_nvidia_s_hears_of_the_other_build(tmp_path: Path) -> None:
+    """torch of the package index is built for CUDA."""
+    (tmp_path / "amdgpu").touch()
+    here = tmp_path / "version", tmp_path / "amdgpu"
+    found = probe_cuda(built(cuda="12.8", fails="Found no NVIDIA driver on your"), *here)
+    assert "built for CUDA: for a card of AMD's pip install torch" in found.lack()
+    assert not found.is_odd, "it may be graphics in a processor"
+
+
 def test_cards_that_torch_finds_and_those_it_has_no_kernels_for(tmp_path: Path) -> None:
     file = tmp_path / "version"
     file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue")

@@ -42,6 +42,10 @@ def made(monkeypatch: pytest.MonkeyPatch, family: str) -> tuple[Any, Any]:
     """A device of that family, and torch's module that it calls."""
     module = create_autospec(getattr(torch, family))
     monkeypatch.setattr(torch, family, module)
+    if family == "mps":
+        backend = create_autospec(torch.backends.mps)
+        backend.get_name.return_value = "Apple M2 Pro"
+        monkeypatch.setattr(torch.backends, "mps", backend)
     if family != "mps":
         module.get_device_name.return_value = "Card"
         module.get_device_properties.return_value = SimpleNamespace(**PROPERTIES)
@@ -93,6 +97,7 @@ def test_a_card_with_streams_is_called_as_its_module_has_it(
 def test_apples_graphics_are_called_as_their_module_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     mac, module = made(monkeypatch, "mps")
     assert isinstance(mac, MpsDevice)
+    assert (mac.title, mac.kind) == ("Apple M2 Pro", f"mps Apple M2 Pro, torch {torch.__version__}")
     module.recommended_max_memory.return_value = 12 * GB
     module.driver_allocated_memory.return_value = 5 * GB
     assert mac.memory() == DeviceMemory(7 * GB, 12 * GB, 5 * GB)
