@@ -53,11 +53,6 @@ class Rebuild(FrameFields):
         if self.version.step >= self.target.step or self.target.computed != self.generation:
             raise ValueError("a stage is rebuilt from an older version to one of its generation")
 
-    @property
-    def made(self) -> tuple[StateEntry, ...]:
-        """What the device has then."""
-        return (StateEntry(self.first, self.end, self.target, StateKind.FETCHED),)
-
 
 def plan_rebuilds(
     units: int,

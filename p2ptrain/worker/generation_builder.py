@@ -211,7 +211,6 @@ class GenerationBuild:
             self.moved_bytes += sum(tensor.nbytes for tensor in came)
             versions.put(StateKind.FETCHED, *units, version, state.tensors, state.digests)
             await failpoints.reach("fetch.between", device=self._mesh.self_id)
-            self._core.part_fetched(assignment.key.generation, *units, version)
 
         async with task_scope() as group:
             for wanted in fetches:

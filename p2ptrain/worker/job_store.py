@@ -94,19 +94,22 @@ class JobStore:
         if version is not None:
             self._on_damage(version)
 
-    async def look(self, version: Version) -> list[StateEntry]:
-        """What of a version does not fit its digests any more; it is forgotten here."""
-        versions, found = self._versions, []
+    def entries(self) -> tuple[StateEntry, ...]:
+        """All that is here, nothing of it torn."""
+        live = () if self.hosted is None else self.hosted.held()
+        return live if self._versions is None else (*live, *self._versions.entries())
+
+    async def look(self, version: Version) -> None:
+        """Forget what of a version does not fit its digests any more."""
+        versions = self._versions
         for entry in versions.entries() if versions is not None else ():
             part = versions.of(entry) if versions is not None else None
             if entry.version != version or part is None:
                 continue
             wrong = await run_in_background(partial(find_damaged, part.tensors, part.digests))
-            if wrong and versions is not None:
+            if wrong:
                 log.error("copy_damaged", kind=entry.kind, step=version.step, tensors=wrong[:3])
                 self.drop([entry])
-                found.append(entry)
-        return found
 
     # -- what changes ----------------------------------------------------------------------------
 
@@ -123,11 +126,6 @@ class JobStore:
         if hosted is not None:
             await hosted.stop()
             self._is_running = False
-
-    def keep(self, entries: Collection[StateEntry]) -> None:
-        """Forget the snapshots that are not among these: no device knows of them."""
-        if self._versions is not None:
-            self.drop([entry for entry in self._versions.entries() if entry not in entries])
 
     def drop(self, entries: Collection[StateEntry]) -> None:
         """Forget these. Those being trained have been stopped."""

@@ -93,7 +93,6 @@ class StageRebuilder:
             self._task = None
 
     async def _make(self, request: int, what: Rebuild, generation: int) -> None:
-        is_here = False
         try:
             hosted = self._store.hosted
             if hosted is None or hosted.assignment.key.generation != what.generation:
@@ -102,11 +101,10 @@ class StageRebuilder:
                 await _RebuildRun(what, generation, hosted, self._store, self._shell).run()
             place = {"stage": what.stage, "step": what.target.step - 1}
             await failpoints.reach("rebuild.after", device=self._shell.mesh.self_id, **place)
-            is_here = True
         except Exception as error:  # all devices go back instead
             known = isinstance(error, Error) or is_out_of_memory(error)
             log.warning("stage_not_made_anew", why=str(error), exc_info=None if known else error)
-        self._core.rebuilt(request, what, is_here=is_here)
+        self._core.rebuilt(request)
 
 
 def streams_key(job: str, generation: int) -> GenerationKey:

@@ -250,7 +250,6 @@ class WorkerSession:
         async def stop() -> None:
             await self.replication.stop()
             await self._store.rest()
-            self._store.keep(self._core.entries)
             self._core.stopped()
 
         self._tasks.spawn(stop(), "stop the stages")
@@ -262,11 +261,7 @@ class WorkerSession:
     def _look(self, version: Version) -> None:
         """Something of that version does not fit its digests: what it is must not be counted on."""
 
-        async def look() -> None:
-            for entry in await self._store.look(version):
-                self._core.damaged(entry)
-
-        self._tasks.spawn(look(), f"look through version {version.step}")
+        self._tasks.spawn(self._store.look(version), f"look through version {version.step}")
 
     def answer_state(self, request: int, peer: str, entries: tuple[StateEntry, ...]) -> None:
         """With what this device has measured."""
@@ -318,9 +313,9 @@ class WorkerSession:
                 log.warning("update_failed", step=version.step, why=str(error))
             self._core.caught_up(generation, first)
 
-    def trained(self) -> tuple[StateEntry, ...]:
-        """Also while they run."""
-        return () if self.hosted is None else self.hosted.held()
+    def entries(self) -> tuple[StateEntry, ...]:
+        """Also while the stages run."""
+        return self._store.entries()
 
     # -- making ready ----------------------------------------------------------------------------
 

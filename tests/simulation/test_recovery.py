@@ -24,7 +24,7 @@ FOUND = {
     "SendsTheNewest": 22,
     "RollsForwardAlone": 21,
     "AnswersWithoutStopping": 46,
-    "MixesHistories": 125,
+    "MixesHistories": 128,
     "ReusesGenerationNumbers": 72,
     "TrustsTheFirst": 3014,
     "DropsTooEarly": 276,

@@ -10,7 +10,7 @@ as there is a job. A generation to prepare must be newer than all before, an ord
 generation that runs.
 
 This class is a pure core: no clock, no task, no tensor. Its methods say what happens; it has its
-port do what follows, in that order. What is trained here it asks its port.
+port do what follows, in that order. What is here it asks its port.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from p2ptrain.recovery.cores.worker_state import HeldSnapshots, PartnerLinks
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import PrepareFailed
 from p2ptrain.recovery.placement import Placement
-from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateKind
 from p2ptrain.recovery.version import Version
 
@@ -103,11 +102,13 @@ class WorkerCore:
     @property
     def entries(self) -> tuple[StateEntry, ...]:
         """What is here, as far as is known without stopping."""
-        return (*self._trained, *self._copies.entries)
+        is_over = self.running is None  # what was trained may be stopping still
+        here = self._port.entries()
+        return tuple(e for e in here if not is_over or e.kind is not StateKind.LIVE)
 
     @property
     def _trained(self) -> tuple[StateEntry, ...]:
-        return () if self.running is None else self._port.trained()
+        return tuple(entry for entry in self.entries if entry.kind is StateKind.LIVE)
 
     def _enter(self, phase: WorkerPhase) -> None:
         self.phase = phase
@@ -185,15 +186,12 @@ class WorkerCore:
             self._asked = None
             self._port.answer_state(asked.request, asked.peer, self.entries)
 
-    def rebuilt(self, request: int, what: Rebuild, *, is_here: bool) -> None:
+    def rebuilt(self, request: int) -> None:
         """What was asked for with that request is here now, or could not be made."""
         asked = self._asked
         if asked is None or not self._rebuilds or asked.request != request:
             return  # no peer waits for it
         self._rebuilds = False
-        if is_here:
-            for entry in what.made:
-                self._copies.put(entry)
         self._asked = dataclasses.replace(asked, rebuild=None)
         self._apply_or_answer()
 
@@ -227,11 +225,6 @@ class WorkerCore:
             and prepared is not None
             and prepared.generation == generation
         )
-
-    def part_fetched(self, generation: int, first: int, end: int, version: Version) -> None:
-        """Units [first, end) arrived whole."""
-        if self._prepares(generation) and self.prepared and self.prepared.version == version:
-            self._copies.put(StateEntry(first, end, version, StateKind.FETCHED))
 
     def fetched(self, generation: int) -> None:
         """Everything arrived."""
@@ -387,7 +380,6 @@ class WorkerCore:
         """A copy of units [first, end) of an own stage stands."""
         if self._holder is None:
             return
-        self._copies.put(StateEntry(first, end, version, StateKind.KEPT))
         if self.phase is WorkerPhase.RUNNING and self.running is not None:
             self._copies.offer(self.running, first, end, version)
 
@@ -405,7 +397,6 @@ class WorkerCore:
     def collected(self, copy: StageCopy) -> None:
         """All of what was offered arrived, and every digest fits."""
         if self._holder is not None:
-            self._copies.put(StateEntry(copy.first, copy.end, copy.version, StateKind.REPLICA))
             self._report_copy(copy)
 
     def copy_failed(self, copy: StageCopy, reason: str) -> None:
@@ -422,10 +413,6 @@ class WorkerCore:
         """The holder names the versions that are to be kept."""
         if peer == self._holder and versions:
             self._copies.keep_only(versions)
-
-    def damaged(self, entry: StateEntry) -> None:
-        """A copy does not fit its checksums any more; it has been freed."""
-        self._copies.discard(entry)
 
     def _report_copy(self, copy: StageCopy, failed: str | None = None) -> None:
         for plan in (self.running, self.prepared):  # notified late: snapshots come early
@@ -456,7 +443,7 @@ class WorkerCore:
         self.running = self._asked = self._holder = None
         self._rebuilds = False
         self._catching_up.clear()
-        self._copies.clear()
+        self._copies.begin()
         self._enter(WorkerPhase.IDLE)
         self._port.release_job()
 

@@ -51,8 +51,8 @@ class StateReportAsked:
 class WorkerPort(Protocol):
     """See the module."""
 
-    def trained(self) -> tuple[StateEntry, ...]:
-        """The LIVE entries of what is trained here, as they are now; none of what is torn."""
+    def entries(self) -> tuple[StateEntry, ...]:
+        """What is here now; nothing torn, nothing half arrived."""
 
     def answer_state(self, request: int, peer: str, entries: tuple[StateEntry, ...]) -> None:
         """Report what is here; budgets, speeds and links are added."""

@@ -19,49 +19,30 @@ class HeldSnapshots:
     """See the module.
 
     Args:
-        port: where what must be done with them is done.
-
-    Attributes:
-        entries: KEPT, REPLICA and FETCHED ones.
+        port: where they are, and what must be done with them is done.
     """
 
     def __init__(self, port: WorkerPort) -> None:
-        """There are none yet."""
-        self.entries: list[StateEntry] = []
         self._port = port
         self._backup_peers: dict[tuple[int, int], str] = {}  # by units, other than the plan says
         self._not_offered: deque[Version] = deque(maxlen=NOT_OFFERED_LIMIT)
 
-    def put(self, entry: StateEntry) -> None:
-        """It is here now."""
-        if entry not in self.entries:
-            self.entries.append(entry)
-
-    def discard(self, entry: StateEntry) -> None:
-        """It is not here any more."""
-        self.entries = [copy for copy in self.entries if copy != entry]
-
-    def clear(self) -> None:
-        """None is here any more, and no backup peer known."""
-        self.entries.clear()
-        self._backup_peers.clear()
-
     def begin(self) -> None:
-        """A generation begins: its plan names new backup peers."""
+        """A generation begins, and its plan names new backup peers; or the job is over."""
         self._backup_peers.clear()
 
     # -- what goes -------------------------------------------------------------------------
 
     def drop(self, kinds: Collection[StateKind], *, but: Collection[Version | None] = ()) -> None:
         """Free what is of these kinds, except these versions."""
-        self._remove([c for c in self.entries if c.kind in kinds and c.version not in but])
+        self._remove([c for c in self._port.entries() if c.kind in kinds and c.version not in but])
 
     def keep_only(self, versions: Collection[Version]) -> None:
         """Free what is older than the newest of them; a younger copy may be on its way to count."""
         newest = max(version.age for version in versions)
         old = [
             copy
-            for copy in self.entries
+            for copy in self._port.entries()
             if copy.kind in (StateKind.KEPT, StateKind.REPLICA)
             and copy.version.age < newest
             and copy.version not in versions
@@ -70,7 +51,6 @@ class HeldSnapshots:
 
     def _remove(self, gone: list[StateEntry]) -> None:
         if gone:
-            self.entries = [copy for copy in self.entries if copy not in gone]
             self._port.drop_state(tuple(gone))
 
     # -- messages to others ----------------------------------------------------------------
@@ -96,7 +76,7 @@ class HeldSnapshots:
         """Copies of those units go to another backup peer from now on, the present one too."""
         self._backup_peers[copy.first, copy.end] = backup_peer
         place = (copy.first, copy.end, copy.version)
-        if StateEntry(*place, StateKind.KEPT) in self.entries:
+        if StateEntry(*place, StateKind.KEPT) in self._port.entries():
             self.offer(running, *place)
 
 

@@ -399,12 +399,13 @@ class Node:
     def _stopped(self) -> None:
         self.feed(self.core.stopped)
 
-    def trained(self) -> tuple[StateEntry, ...]:
-        """As its seats are."""
-        return tuple(
+    def entries(self) -> tuple[StateEntry, ...]:
+        """Of its seats, and the copies; the first weights stand for themselves."""
+        live = [
             StateEntry(seat.first, seat.end, seat.version, StateKind.LIVE, seat.ready)
             for seat in self.seats.values()
-        )
+        ]
+        return (*live, *(one for one in self.copies if one.kind is not StateKind.INITIAL))
 
     # -- rounds ----------------------------------------------------------------------------
 
@@ -554,8 +555,8 @@ class Node:
         self.rebuilding += 1
         making, running = self.rebuilding, self.core.running
 
-        def end(*, is_here: bool) -> None:
-            self.feed(self.core.rebuilt, request, what, is_here=is_here)
+        def end() -> None:
+            self.feed(self.core.rebuilt, request)
 
         def came(neighbour: int, name: str, step: int, then: Callable[[int | None], None]) -> None:
             assert running is not None
@@ -573,18 +574,18 @@ class Node:
         def step(number: int, states: tuple[int, ...]) -> None:
             if number == what.target.step:
                 self.store(what.first, what.end, what.target, StateKind.FETCHED, states)
-                end(is_here=True)
+                end()
                 return
 
             def there(value: int | None) -> None:
                 if value is None:
-                    end(is_here=False)
+                    end()
                     return
                 forwards = forward(value, states)
 
                 def back(value: int | None) -> None:
                     if value is None:
-                        end(is_here=False)
+                        end()
                         return
                     gradients = backward(value, forwards, states)
                     pairs = zip(states, gradients, strict=True)
@@ -604,7 +605,7 @@ class Node:
         copy = [self.state(unit, what.version) for unit in units]
         known = tuple(state for state in copy if state is not None)
         if running is None or running.generation != what.generation or len(known) < len(units):
-            end(is_here=False)
+            end()
             return
         self.later(0.01, "anew", lambda: step(what.version.step, known))
 
@@ -697,7 +698,6 @@ class Node:
                 if fetch.peer != self.id:
                     units = (fetch.first, fetch.end)
                     self.store(*units, version, StateKind.FETCHED, states)
-                    self.feed(self.core.part_fetched, generation, *units, version)
                 if not missing:
                     self.feed(self.core.fetched, generation)
 

@@ -13,20 +13,22 @@ class RecordedPort:
     """Takes any method; `taken` is what was asked for since it was called last.
 
     Attributes:
-        live: what a worker says that it trains.
+        here: what a worker says that it has.
     """
 
     def __init__(self, *ignored: str) -> None:
         self._asked: list[Asked] = []
         self._ignored = ignored
-        self.live: tuple[Any, ...] = ()
+        self.here: list[Any] = []
 
-    def trained(self) -> tuple[Any, ...]:
-        """As the test says."""
-        return self.live
+    def entries(self) -> tuple[Any, ...]:
+        """As the test says, and without what was dropped."""
+        return tuple(self.here)
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         def ask(*args: Any, **kwargs: Any) -> None:
+            if name == "drop_state":
+                self.here = [entry for entry in self.here if entry not in args[0]]
             if name not in self._ignored:
                 self._asked.append((name, *args, *kwargs.values()))
 

@@ -33,6 +33,19 @@ class _Device(WorkerCore):
     def taken(self) -> list[Asked]:
         return self.port.taken()
 
+    def trains(self, live: tuple[StateEntry, ...]) -> None:
+        """That is so from now on."""
+        others = [entry for entry in self.port.here if entry.kind is not StateKind.LIVE]
+        self.port.here = [*live, *others]
+
+    def has(self, first: int, end: int, version: Version, kind: StateKind) -> None:
+        """A copy is there now."""
+        self.port.here.append(StateEntry(first, end, version, kind))
+
+    def copied(self, first: int, end: int, version: Version) -> None:
+        self.has(first, end, version, StateKind.KEPT)
+        super().copied(first, end, version)
+
     def asked(
         self, generation: int, *, peer: str = "h", apply: Version | None = None
     ) -> list[Asked]:
@@ -51,7 +64,7 @@ def _running(generation: int = 3, placed: Placement | None = None, device: str =
     core.asked(generation)
     core.stands_ready(placed or _placed(generation), Fetch(2, 4, "h"))
     core.begin("h", generation)
-    core.port.live = (_live(0),)
+    core.trains((_live(0),))
     core.taken()
     assert core.phase is WorkerPhase.RUNNING
     return core
@@ -67,7 +80,7 @@ def _live(step: int, *, ready: bool = False, generation: int = 3) -> StateEntry:
 def _stopped(*held: StateEntry, generation: int = 4) -> _Device:
     core = _running()
     core.asked(generation)
-    core.port.live = held
+    core.trains(held)
     core.stopped()
     core.taken()
     return core
@@ -78,7 +91,7 @@ def test_from_nothing_to_training() -> None:
     assert core.asked(3) == [("answer_state", 3, "h", ())]
     core.prepare_asked(9, "h", _placed(3), (Fetch(2, 4, "h"),))
     assert core.taken() == [("fetch_parts", 3, _FIRST, (Fetch(2, 4, "h"),))]
-    core.part_fetched(3, 2, 4, _FIRST)
+    core.has(2, 4, _FIRST, StateKind.FETCHED)
     core.fetched(3)
     assert core.taken() == [("build_stages", 3)]
     core.built(3)
@@ -123,18 +136,18 @@ def test_a_commit_is_applied_once_and_only_when_ready() -> None:
     core.commit("h", 3, 0)
     assert core.taken() == []
     assert core.round_ordered("h", 3, 0, keep=True)
-    core.port.live = (_live(0, ready=True),)
+    core.trains((_live(0, ready=True),))
     core.commit("h", 3, 0)
     core.commit("h", 3, 0)
     assert core.taken() == [("apply_update", 3, Version(1, 3), None, True)]
     assert core.refused == 2
-    core.port.live = (_live(1),)
+    core.trains((_live(1),))
     assert core.entries == (_live(1),)
 
 
 def test_commands_of_another_holder_or_generation_change_nothing() -> None:
     core = _running()
-    core.port.live = (_live(0, ready=True),)
+    core.trains((_live(0, ready=True),))
     core.commit("x", 3, 0)
     core.commit("h", 2, 0)
     assert not core.round_ordered("h", 2, 0)
@@ -153,11 +166,11 @@ def test_an_order_that_overtakes_the_beginning_begins() -> None:
 
 def test_a_commit_after_the_stop_is_not_applied() -> None:
     core = _running()
-    core.port.live = (_live(0, ready=True),)
+    core.trains((_live(0, ready=True),))
     core.asked(4)
     core.commit("h", 3, 0)
     assert core.taken() == []
-    core.port.live = (_live(0, ready=True),)
+    core.trains((_live(0, ready=True),))
     core.stopped()
     assert core.taken() == [("answer_state", 4, "h", (_live(0, ready=True),))]
 
@@ -167,7 +180,7 @@ def test_who_is_told_that_it_counts_applies_before_it_answers() -> None:
     assert core.asked(4, apply=ready) == [("apply_update", 3, ready, None, False)]
     # asked again before it is done: not applied twice
     assert core.asked(4, apply=ready) == [("refuse", 4, "h", "asked again since")]
-    core.port.live = (_live(1),)
+    core.trains((_live(1),))
     core.caught_up(3, 2)
     assert core.taken() == [("answer_state", 4, "h", (_live(1),))]
 
@@ -175,7 +188,7 @@ def test_who_is_told_that_it_counts_applies_before_it_answers() -> None:
 def test_what_is_torn_is_never_offered() -> None:
     core = _stopped(_live(0, ready=True))
     core.asked(4, apply=Version(1, 3))
-    core.port.live = ()
+    core.trains(())
     core.caught_up(3, 2)
     assert core.taken() == [("answer_state", 4, "h", ())]
 
@@ -184,12 +197,12 @@ def test_a_generation_without_this_device_frees_what_it_trained_but_not_its_copi
     core = _running()
     core.copied(2, 4, _FIRST)
     core.asked(4)
-    core.port.live = (_live(1),)
+    core.trains((_live(1),))
     core.stopped()
     core.taken()
     core.begin("h", 4)
     assert core.taken() == [("drop_state", (_live(1),))]
-    core.port.live = ()
+    core.trains(())
     assert core.entries == (StateEntry(2, 4, _FIRST, StateKind.KEPT),)
     assert core.phase is WorkerPhase.IDLE
 
@@ -206,14 +219,13 @@ def test_a_question_ends_a_preparation_and_keeps_what_arrived() -> None:
     part = StateEntry(2, 3, _FIRST, StateKind.FETCHED)
     core.asked(3)
     core.prepare_asked(7, "h", _placed(3), (Fetch(2, 4, "h"),))
-    core.part_fetched(3, 2, 3, _FIRST)
+    core.has(2, 3, _FIRST, StateKind.FETCHED)
     core.taken()
     assert core.asked(4) == [
         ("refuse", 7, "h", "asked again since"),
         ("cancel_prepare",),
         ("answer_state", 4, "h", (part,)),
     ]
-    core.part_fetched(3, 3, 4, _FIRST)
     core.fetched(3)
     assert core.taken() == []
     assert core.entries == (part,)
@@ -232,7 +244,7 @@ def test_a_device_parks_with_everything_while_the_holder_is_gone() -> None:
     core, held = _running(), _live(1, ready=True)
     core.holder_is(HolderState.GONE)
     assert core.taken() == [("stop_stages",)]
-    core.port.live = (held,)
+    core.trains((held,))
     core.stopped()
     assert core.taken() == [("report_orphaned", "h")]
     assert core.phase is WorkerPhase.ORPHANED
@@ -243,7 +255,7 @@ def test_a_device_parks_with_everything_while_the_holder_is_gone() -> None:
 def _orphaned() -> _Device:
     core = _running()
     core.holder_is(HolderState.GONE)
-    core.port.live = (_live(1, ready=True),)
+    core.trains((_live(1, ready=True),))
     core.stopped()
     core.taken()
     assert core.phase is WorkerPhase.ORPHANED
@@ -263,7 +275,7 @@ def test_another_process_of_the_holders_device_ends_nothing(state: HolderState) 
     stopping.taken()
     stopping.holder_is(state)
     assert stopping.taken() == []
-    stopping.port.live = (_live(1),)
+    stopping.trains((_live(1),))
     stopping.stopped()
     assert stopping.taken() == [("report_orphaned", "h")]
 
@@ -392,7 +404,7 @@ def test_only_who_trains_or_is_about_to_reads_copies_for_others() -> None:
     assert not core.offered("h", _copy(Version(4, 3))), "not its stage"
     core.asked(4)
     assert not core.offered("h", copy)
-    core.port.live = (_live(0),)
+    core.trains((_live(0),))
     core.stopped()
     assert not core.offered("h", copy)
     core.prepare_asked(2, "h", _placed(5), ())
@@ -416,7 +428,6 @@ def test_a_copy_that_is_ready_after_the_end_of_the_job_is_not_kept() -> None:
     core.copied(2, 4, Version(4, 3))
     core.collected(_copy(Version(4, 3), 0, 2))
     assert core.taken() == []
-    assert core.entries == ()
 
 
 _LOST = Rebuild("b", 0, 0, 2, 3, Version(2, 3), Version(5, 3))
@@ -425,7 +436,7 @@ _LOST = Rebuild("b", 0, 0, 2, 3, Version(2, 3), Version(5, 3))
 def _rebuilding() -> _Device:
     core = _running()
     core.state_asked(StateReportAsked(4, "h", 4, rebuild=_LOST))
-    core.port.live = (_live(5),)
+    core.trains((_live(5),))
     core.stopped()
     assert core.taken() == [("stop_stages",), ("rebuild_stage", 4, _LOST)]
     return core
@@ -433,8 +444,9 @@ def _rebuilding() -> _Device:
 
 def test_a_lost_stage_is_made_before_the_answer() -> None:
     core = _rebuilding()
-    core.rebuilt(4, _LOST, is_here=True)
     made = StateEntry(0, 2, Version(5, 3), StateKind.FETCHED)
+    core.port.here.append(made)
+    core.rebuilt(4)
     assert core.taken() == [("answer_state", 4, "h", (_live(5), made))]
     core.prepare_asked(9, "h", _placed(4, Version(5, 3)), ())
     # it stays for the generation that begins with it
@@ -443,7 +455,7 @@ def test_a_lost_stage_is_made_before_the_answer() -> None:
 
 def test_who_could_not_make_it_answers_with_what_there_is() -> None:
     core = _rebuilding()
-    core.rebuilt(4, _LOST, is_here=False)
+    core.rebuilt(4)
     assert core.taken() == [("answer_state", 4, "h", (_live(5),))]
 
 
@@ -454,7 +466,7 @@ def test_the_next_question_ends_the_making() -> None:
         ("cancel_rebuild",),
         ("answer_state", 5, "h", (_live(5),)),
     ]
-    core.rebuilt(4, _LOST, is_here=True)  # nobody waits for it
+    core.rebuilt(4)  # nobody waits for it
     assert core.taken() == []
 
 
@@ -462,5 +474,5 @@ def test_the_end_of_the_job_ends_the_making() -> None:
     core = _rebuilding()
     core.holder_is(HolderState.ENDED)
     assert core.taken() == [("release_job",)]
-    core.rebuilt(4, _LOST, is_here=True)
+    core.rebuilt(4)
     assert core.taken() == []
