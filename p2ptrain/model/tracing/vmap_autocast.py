@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import torch
-from torch import _ops
+from torch import Tensor, _ops
 from torch._functorch import apis, eager_transforms
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.model.tracing.trace_patches import replaced_in_this_thread
@@ -43,10 +44,13 @@ _OF_OTHERS = frozenset(
 """Operators that autocast leaves as they are, and which consist of others that it casts."""
 
 _WHOLE = {
-    **{"lstm": "nn.LSTM", "gru": "nn.GRU", "rnn_tanh": "nn.RNN", "rnn_relu": "nn.RNN"},
+    **{"gru": "nn.GRU", "rnn_tanh": "nn.RNN", "rnn_relu": "nn.RNN"},
     **{"bilinear": "nn.Bilinear", "linalg_pinv": "torch.linalg.pinv"},
 }
 """Such operators, too, and what calls them: these are not taken apart."""
+
+_LSTM = "lstm"
+"""It casts all that it is given, where it is one operation of oneDNN; the others sum in float32."""
 
 
 class _CalledAgain(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -58,14 +62,17 @@ class _CalledAgain(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """`casting`: what torch dispatches to within each autocast, the innermost last."""
         super().__init__()  # type: ignore[no-untyped-call]
         self._recorded, self._casting = recorded, casting
+        self._cast: dict[int, tuple[Tensor, Tensor]] = {}  # weights, once as autocast does it
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
-        if self._casting and name in _OF_OTHERS | _WHOLE.keys():
+        if self._casting and name in _OF_OTHERS | _WHOLE.keys() | {_LSTM}:
             with _tls._ForceDispatchKeyGuard(*self._casting[-1]), self:
                 if name in _OF_OTHERS:
                     return func.decompose(*args, **(kwargs or {}))
-                if torch.is_autocast_enabled("cpu"):
+                if torch.is_autocast_enabled("cpu") and name == _LSTM:
+                    args = tree_map_only(Tensor, self._as_cast, args)
+                elif torch.is_autocast_enabled("cpu"):
                     raise CaptureError(
                         f"the model calls {_WHOLE[name]} under torch.autocast, which is not "
                         "captured. Call it, with x.float(), inside of "
@@ -73,6 +80,14 @@ class _CalledAgain(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     )
         with self._recorded(), _gradients_as_they_are():
             return func(*args, **(kwargs or {}))
+
+    def _as_cast(self, tensor: Tensor) -> Tensor:
+        wanted = torch.get_autocast_dtype("cpu")
+        if not tensor.is_floating_point() or tensor.dtype == wanted:
+            return tensor
+        if id(tensor) not in self._cast:
+            self._cast[id(tensor)] = tensor, tensor.to(wanted)
+        return self._cast[id(tensor)][1]
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -31,6 +32,22 @@ class Attending(nn.Module):
         x = torch.relu(self.first(torch.relu(self.first(self.embed(x)))))
         weights = torch.softmax(x @ x.transpose(-1, -2), dim=-1)
         return self.head(self.second(self.norm(weights @ x))).mean(1)  # type: ignore[no-any-return]
+
+
+class Remembering(nn.Module):
+    """A whole LSTM, whose weights autocast casts once for both calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(6, 8)
+        self.steps = nn.LSTM(8, 6, num_layers=2, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        forth, _ = self.steps(x)
+        back, (state, _) = self.steps(x.flip(1))
+        return self.head(forth[:, -1] + back[:, 0] + torch.cat([state[0], state[1]], 1))  # type: ignore[no-any-return]
 
 
 def images() -> list[tuple[Tensor, Tensor]]:
@@ -87,6 +104,17 @@ async def test_the_curve_is_that_of_plain_torch_under_autocast(loss: Any, count:
     assert all(tensor.dtype is torch.float32 for tensor in trained.values())
     assert all(torch.equal(trained[name], weights[name]) for name in weights)
     assert household.plan.changes_results == ()
+
+
+async def test_a_whole_lstm_under_autocast_is_plain_torchs() -> None:
+    torch.manual_seed(7)
+    made = replace(job(cross_entropy), model=Remembering())
+    losses, weights = plain(made)
+    async with devices(3) as household:
+        await household.holder_run(made, TrainOptions(wait_for=3, planner="pp")).run()
+    assert household.losses == losses
+    trained = made.model.state_dict()
+    assert all(torch.equal(trained[name], weights[name]) for name in weights)
 
 
 async def test_evaluations_are_under_autocast_too() -> None:
