@@ -34,7 +34,7 @@ test: $(INSTALLED)
 test-unit: $(INSTALLED)
 	$(PYTEST) -n 2 tests/unit
 
-# on a device with an accelerator: some minutes; P2PTRAIN_TEST_DEVICE=cpu runs the tests without one
+# on a device with an accelerator: some minutes; P2PTRAIN_TEST_DEVICE=twin runs the tests without one
 test-gpu: $(INSTALLED)
 	$(BIN)/python -m pytest tests/gpu
 
