@@ -8,9 +8,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from p2ptrain.plan.cost.check_plan import WorkloadShare
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, UnplacedGroup, peak_bytes
+from p2ptrain.plan.problem.candidates import useful_cuts
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.order_cuts import Floats, Order, OrderCuts
 from p2ptrain.plan.problem.question import Question
@@ -127,11 +127,10 @@ class LightSearch:
         self._drafter = Drafter(self._question)
         self._cuts = OrderCuts(cost, self.split, self._caps, private=self.private)
         self._base = self._without_the_gone(plan, names)
-        self._old_borders = tuple(stage.units[1] for stage in plan.stages[:-1])
+        old_borders = tuple(stage.units[1] for stage in plan.stages[:-1])
         self._places, self._fine_places = (
-            _places(cost, self.split.first_samples, self._old_borders, max(most, least))
-            for least in [2 * len(self._base)]
-            for most in (MAX_PLACES, MAX_FINE_PLACES)
+            [0, *useful_cuts(cost, most, old_borders, by_time=True), cost.unit_count]
+            for most in (max(few, 2 * len(self._base)) - 1 for few in (MAX_PLACES, MAX_FINE_PLACES))
         )
         self._search = OrderSearch(self._question, self.split, self._cuts, self._places)
         unchanged = names >= plan.device_names
@@ -302,24 +301,3 @@ def shifts(borders: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
             moved = tuple(border + shift for border in borders[first:end])
             if borders[first - 1] < moved[0] and moved[-1] < borders[end]:
                 yield (*borders[:first], *moved, *borders[end:])
-
-
-def _places(cost: CostModel, samples: int, old: Sequence[int], most: int) -> list[int]:
-    """At most `most` + 1 places where cuts may lie while orders are compared.
-
-    All of a small model; else the old cuts and, in every stretch of about equal work, the cut that
-    least crosses.
-    """
-    count = cost.unit_count
-    if count <= most:
-        return list(range(count + 1))
-    work = WorkloadShare(cost.profile)
-    chosen = set(old[: most // 2])
-    stretches = most - 1 - len(chosen)
-    by_stretch: dict[int, list[int]] = {}
-    for cut in range(1, count):
-        by_stretch.setdefault(int(work.units(0, cut, samples) * stretches), []).append(cut)
-    for cuts in by_stretch.values():
-        middle = (cuts[0] + cuts[-1]) / 2
-        chosen.add(min(cuts, key=lambda cut: (cost.cut_bytes(cut), abs(cut - middle))))
-    return [0, *sorted(chosen), count]

@@ -64,7 +64,7 @@ def plan_auto(question: Question) -> Answer:
         best = _faster(best, _FoundDraft(question.judge.exact(searched.draft), SEARCHED))
     if best is None:
         raise PlanError(explain(question))
-    split = with_split(question, best.judged, PipelineSearch.of)
+    split = with_split(question, best.judged)
     if split is not best.judged:
         best = _FoundDraft(split, SEARCHED)
     better = _annealed(question, best.judged)

@@ -1,9 +1,8 @@
 """The best plan found, with split backwards where that pays (`schedule.py`).
 
 A plan that is best in 1F1B need not be the best one to split: with the way back out of the bubble,
-deeper pipelines and fewer, larger micro-batches become worth their while. So the same search runs
-once more, with less effort, from that plan on, and its result is climbed from; every draft is
-judged with its backwards split.
+deeper pipelines and fewer, larger micro-batches become worth their while. So it is annealed with
+every draft judged as if its backwards were split.
 
 The first stage gains nothing from splitting, because no stage waits for its input gradients; only
 where several devices sum its gradients can those travel while weight gradients are computed. How
@@ -14,47 +13,36 @@ al. 2023 (section 2.3), depending on how deep that is.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Protocol
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, split_backwards, split_usually
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.annealing import annealed
-from p2ptrain.plan.search.climb import climb_fine, climb_sizes
-from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.types.request import Schedule
 
-EFFORT = 0.3
-"""Of the second search, by that of the first."""
-
-SEARCH_TASKS, CLIMB_TASKS, VARIANT_TASKS = 100_000, 40_000, 10_000
-"""Simulated tasks for a small question's search, the climb, and ways to split what it finds."""
+SPLIT_TASKS, VARIANT_TASKS = 80_000, 10_000
+"""Simulated tasks for the first look, and for ways to split what is found."""
 
 SPLIT_WORTH = 0.99
 """Memory and simplicity are given up: splitting must gain a hundredth."""
 
 
-class SplitSearch(Protocol):
-    """A search of one question."""
-
-    def run(self, best: Judged | None) -> Judged | None:
-        """The fastest draft found, or `best` where none is faster."""
-
-
-def with_split(
-    question: Question, best: Judged, search: Callable[[Question], SplitSearch]
-) -> Judged:
-    """`best`, or the best plan with split backwards that `search` of the question finds.
+def with_split(question: Question, best: Judged) -> Judged:
+    """`best`, or the best plan with split backwards that annealing finds from it on.
 
     Split are those of a draft that is faster by a hundredth, or, where the question asks for the
     zero-bubble schedule, in any case.
     """
     if question.schedule is Schedule.ONE_F_ONE_B or not question.cost.can_split:
         return best
-    split = _searched(question, best, search)
+    judge = SplitJudge(question.cost, int(SPLIT_TASKS * question.effort))
+    start = judge.best_of([best.draft, *judge.depths(best.draft)]) or best
+    found = annealed(question, judge, start)
+    variants = SplitJudge(question.cost, int(VARIANT_TASKS * question.effort))
+    split = _exact(variants, [found.draft, best.draft])
     needed = question.schedule is Schedule.ZERO_BUBBLE
     if split is None or not (needed or split.seconds < best.seconds * SPLIT_WORTH):
         return best
@@ -83,31 +71,6 @@ def split_planner_answer(question: Question, draft: Draft) -> Draft:
         judge.exact(draft).seconds
     )
     return found.draft if found is not None and pays else draft
-
-
-def _searched(
-    question: Question, best: Judged, search: Callable[[Question], SplitSearch]
-) -> Judged | None:
-    """The best split draft that search and climb lead to, or a split of `best`."""
-    effort = question.effort
-    judge = SplitJudge(question.cost, int(SEARCH_TASKS * effort * EFFORT))
-    start = judge.best_of([best.draft, *judge.depths(best.draft)])
-    found = search(replace(question, judge=judge, effort=effort * EFFORT)).run(start)
-    starts = {one.draft: one for one in (start, found) if one is not None}
-    climbed = []
-    for one in starts.values():
-        judge.budget_tasks = int(CLIMB_TASKS * effort / len(starts))
-        climbed.append(_climbed(question, judge, one).draft)
-    variants = SplitJudge(question.cost, int(VARIANT_TASKS * effort))
-    return _exact(variants, [*climbed, best.draft])
-
-
-def _climbed(question: Question, judge: Judge, start: Judged) -> Judged:
-    drafter = Drafter(question, judge)
-    climbed = climb_fine(judge, drafter, start, judge.budget_tasks // 2)
-    if question.min_micro_batch is None:
-        return climbed
-    return climb_sizes(judge, drafter, climbed, question.min_micro_batch)
 
 
 def _exact(judge: Judge, drafts: list[Draft]) -> Judged | None:
