@@ -154,29 +154,17 @@ def _shares(values: Sequence[float]) -> list[float]:
 
 
 def likely_orders(cost: CostModel, devices: Sequence[int]) -> list[tuple[int, ...]]:
-    """A few different orders of all `devices`, most promising first.
+    """A few different orders of all `devices`, most promising first; neighbours may share a stage.
 
-    Largest memory first (earlier stages keep more in flight: Asteroid, section 3.4), along the
-    fastest links from the holder, fastest first and fastest last.
-    """
-    seconds = {device: whole_seconds(cost, device) for device in devices}
-    by_speed = tuple(sorted(devices, key=lambda device: seconds[device]))
-    by_memory = sorted(by_speed, key=lambda device: -cost.devices[device].memory_bytes)
-    orders = [tuple(by_memory), _chain(cost, by_speed), by_speed, by_speed[::-1]]
-    return list(dict.fromkeys(orders))
-
-
-def segment_orders(cost: CostModel, devices: Sequence[int]) -> list[tuple[int, ...]]:
-    """Orders whose neighbours may well share a stage, of all `devices`.
-
-    Fastest first, with the holder in front (its inputs need not travel) and where its speed puts
-    it; clusters of devices with fast links to each other, the holder's first; largest memory first.
+    Largest memory first (earlier stages keep more in flight: Asteroid, section 3.4); fastest first,
+    with the holder in front (its inputs need not travel); clusters of devices with fast links to
+    each other, the holder's first; fastest first and fastest last.
     """
     seconds = {device: whole_seconds(cost, device) for device in devices}
     by_speed = sorted(devices, key=lambda device: seconds[device])
     held_first = sorted(by_speed, key=lambda device: device != cost.holder)
     by_memory = sorted(by_speed, key=lambda device: -cost.devices[device].memory_bytes)
-    orders = [held_first, by_speed, _by_cluster(cost, held_first), by_memory, by_speed[::-1]]
+    orders = [by_memory, held_first, _by_cluster(cost, held_first), by_speed, by_speed[::-1]]
     return list(dict.fromkeys(tuple(order) for order in orders))
 
 
@@ -203,16 +191,3 @@ def whole_seconds(cost: CostModel, device: int) -> float:
     table = cost.devices[device].times or cost.profile.times
     largest = table.sizes[-1]
     return sum(cost.stage_seconds(device, 0, cost.unit_count, largest)) / largest
-
-
-def _chain(cost: CostModel, by_speed: Sequence[int]) -> tuple[int, ...]:
-    """From the holder (or the fastest) always on to the device that is reached fastest."""
-    left = list(by_speed)
-    chain = [cost.holder if cost.holder in left else left[0]]
-    left.remove(chain[0])
-    while left:
-        here = chain[-1]
-        nearest = max(left, key=lambda there: cost.link(here, there).bytes_per_s)
-        chain.append(nearest)
-        left.remove(nearest)
-    return tuple(chain)

@@ -22,7 +22,6 @@ from typing import TypeAlias
 from p2ptrain.plan.cost.draft import Draft, StageGroup, UnplacedGroup
 from p2ptrain.plan.problem.candidates import (
     likely_orders,
-    segment_orders,
     useful_cuts,
     whole_seconds,
 )
@@ -163,14 +162,11 @@ class OrderSearch:
         yield ends
         numbers = [*range(1, SOME[0]), *SOME]
         for count in dict.fromkeys(min(number, len(inner)) for number in numbers if inner):
-            chosen = by_speed[:count]
-            straight = likely_orders(question.cost, chosen) if count <= MAX_STRAIGHT else []
-            for order in straight[: 2 if few else None]:
-                yield (*ends, *map(_alone, order), *ends)
-            if question.groups and count > 1:
-                for order in segment_orders(question.cost, chosen)[: 1 if few else None]:
-                    for one in self._in_shapes(order):
-                        yield (*ends, *one, *ends)
+            for order in likely_orders(question.cost, by_speed[:count])[: 2 if few else None]:
+                if count <= MAX_STRAIGHT:
+                    yield (*ends, *map(_alone, order), *ends)
+                if question.groups and count > 1:
+                    yield from ((*ends, *one, *ends) for one in self._in_shapes(order))
 
     def _in_shapes(self, devices: Sequence[int]) -> Iterator[Order]:
         ways = [way for way in Allocation if way in self.question.allocations]

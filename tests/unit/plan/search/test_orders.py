@@ -9,7 +9,7 @@ import pytest
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, UnplacedGroup, peak_bytes
-from p2ptrain.plan.problem.candidates import segment_orders
+from p2ptrain.plan.problem.candidates import likely_orders
 from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.problem.order_cuts import OrderCuts
 from p2ptrain.plan.problem.question import Question
@@ -131,7 +131,7 @@ def test_orders_list_a_cluster_whole_before_leaving_it() -> None:
         SLOW,
         dict.fromkeys(near, FAST),
     )
-    orders = segment_orders(CostModel(profile([(1.0, 1.0)]), members), range(8))
+    orders = likely_orders(CostModel(profile([(1.0, 1.0)]), members), range(8))
     assert (3, 1, 5, 7, 0, 2, 4, 6) in orders
     assert tuple(range(8)) in orders
     assert all(sorted(order) == list(range(8)) for order in orders)
