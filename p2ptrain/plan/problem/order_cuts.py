@@ -47,6 +47,10 @@ Order: TypeAlias = tuple[UnplacedGroup, ...]
 """The parts of a pipeline, first stage first."""
 
 
+ROOM_WEIGHT = np.float32(0.01)
+"""How much the shorter one of computing and feeding counts beside the longer one."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class CutTables:
     """What one part costs, over cut places [i, j).
@@ -311,13 +315,17 @@ class _CutProgramme:
         return both * self.carried + delay, busy * self.carried * self.rounds
 
     def _fed(self, value: Singles) -> Singles:
-        """With the holder's inputs and targets: one uplink, two pieces under way at a time."""
+        """With the holder's inputs and targets: one uplink, two pieces under way at a time.
+
+        Of orders whose feeding takes equally long, those that compute faster are better.
+        """
         sizes = self.cuts.cost.profile
         inputs = self._feeds(sizes.input_bytes)
         targets = self._feeds(sizes.target_bytes)
         busy, delay = inputs[self.index[:, 0]].T  # [B] each
         turn = np.maximum(busy + targets[self.index[:, -1], 0], (busy + delay) / 2)
-        fed: Singles = np.maximum(busy + delay + value, turn * self.rounds)
+        value, feeding = busy + delay + value, turn * self.rounds
+        fed: Singles = np.maximum(value, feeding) + ROOM_WEIGHT * np.minimum(value, feeding)
         return fed
 
     def _feeds(self, each: int) -> Singles:

@@ -27,12 +27,7 @@ from p2ptrain.plan.problem.candidates import neighbouring_splits
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.climb import climb_fine, spare_devices
-from p2ptrain.plan.search.fine_moves import (
-    changed_depths,
-    changed_layouts,
-    changed_shares,
-    wanted_depths,
-)
+from p2ptrain.plan.search.fine_moves import changed_depths, changed_layouts, wanted_depths
 from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.search.structure_moves import Layout, coarse_changes
 
@@ -50,8 +45,8 @@ CLIMB_SHARE = 0.15
 DRAW_TASKS = 15
 """What drawing and bounding a draft costs, in simulated tasks."""
 
-SIZED, DEEPENED, SHARED, SHIFTED = 0.12, 0.18, 0.12, 0.13
-"""How often what is drawn is the micro-batch's size, a depth, a share, a border or an order;
+SIZED, DEEPENED, SHIFTED = 0.12, 0.18, 0.25
+"""How often what is drawn is the micro-batch's size, a depth, or a share, a border or an order;
 otherwise it is the structure."""
 
 MIN_TASKS, MAX_TASKS, TASKS_BY_SIZE, MAX_UNITS = 150_000, 500_000, 3_000, 64
@@ -137,9 +132,6 @@ class _Annealing:
             depths = self.changes.of(draft, "depths", changed_depths)
             return self._changed(draft, draft.borders, draft.groups, self._one(depths))
         drawn -= DEEPENED
-        if drawn < SHARED:
-            return self._shared(draft)
-        drawn -= SHARED
         if drawn < SHIFTED:
             layout = self._one(self.changes.of(draft, "layouts", changed_layouts))
             if layout is not None:
@@ -151,16 +143,6 @@ class _Annealing:
             return None
         split = self._one(neighbouring_splits(draft.split, self.question.min_micro_batch))
         return None if split is None else self._one(self.drafter.resized(draft, split))
-
-    def _shared(self, draft: Draft) -> Draft | None:
-        p = self._one(p for p, group in enumerate(draft.groups) if len(group.devices) > 1)
-        if p is None:
-            return None
-        group = self._one(changed_shares(draft.groups[p]))
-        if group is None:
-            return None
-        groups = (*draft.groups[:p], group, *draft.groups[p + 1 :])
-        return self._changed(draft, draft.borders, groups)
 
     def _structured(self, draft: Draft) -> Draft | None:
         layout = self._one(self.changes.of(draft, "structures", self._structures))

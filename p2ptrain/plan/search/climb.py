@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from heapq import nsmallest
 
 from p2ptrain.plan.cost.draft import Draft
-from p2ptrain.plan.problem.candidates import neighbouring_splits, whole_seconds
+from p2ptrain.plan.problem.candidates import whole_seconds
 from p2ptrain.plan.problem.judge import WORTH, Judge, Judged
 from p2ptrain.plan.search.fine_moves import fine_changes, other_depths
 from p2ptrain.plan.search.shares import Drafter
@@ -21,9 +21,6 @@ CHANGE_TASKS = 20
 PAIR_TASKS = 0.25
 """And more for each pair of its devices, since bounds look at which pairs exchange samples."""
 
-CLOSE = 1.1
-"""So little slower, another micro-batch size may win after its own climb."""
-
 GAIN = 1 - 1e-4
 """A smaller gain is not worth another round of changes."""
 
@@ -36,30 +33,8 @@ def climb_fine(judge: Judge, drafter: Drafter, start: Judged, reserve_tasks: int
         changes = fine_changes(judge.cost, better.draft, drafter.question)
         better = _first_better(judge, better, changes, reserve_tasks)
         if better is best:
-            levelled = other_depths(judge.cost, best.draft, levelled=True)
-            better = _best_of_depths(judge, best, levelled, reserve_tasks)
-        if better is best:
             break
         best = better
-    return best
-
-
-def climb_sizes(judge: Judge, drafter: Drafter, start: Judged, min_micro_batch: int) -> Judged:
-    """`start` with other micro-batch sizes, as long as one is better after its own climb."""
-    best, tried = start, {start.draft.split}
-    while not judge.exhausted:
-        before = best
-        for split in neighbouring_splits(best.draft.split, min_micro_batch):
-            if split in tried or judge.exhausted:
-                continue
-            tried.add(split)
-            resized = judge.best_of(drafter.resized(best.draft, split))
-            if resized is not None and resized.seconds < best.seconds * CLOSE:
-                climbed = climb_fine(judge, drafter, resized, 0)
-                if climbed.seconds < best.seconds * GAIN:
-                    best = climbed
-        if best is before:
-            break
     return best
 
 
@@ -112,13 +87,7 @@ def _first_better(
 
 def _best_depths(judge: Judge, best: Judged, reserve_tasks: int) -> Judged:
     """The best depths one change away."""
-    return _best_of_depths(judge, best, other_depths(judge.cost, best.draft), reserve_tasks)
-
-
-def _best_of_depths(
-    judge: Judge, best: Judged, drafts: Iterable[Draft], reserve_tasks: int
-) -> Judged:
-    for draft in drafts:
+    for draft in other_depths(judge.cost, best.draft):
         judge.budget_tasks -= _change_tasks(draft)
         if judge.budget_tasks <= reserve_tasks:
             break

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import permutations
+from itertools import chain, permutations
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, usual_depths
@@ -22,45 +22,16 @@ LEVELS = (-4, -2, -1, 1, 2, 4, 8)
 
 def fine_changes(cost: CostModel, draft: Draft, question: Question) -> Iterator[Draft]:
     """Drafts one small change away that fit memory and `question`."""
-    yield from moved_shares(cost, draft, question)
     for borders, groups in changed_layouts(draft):
         changed = draft_groups(cost, draft.split, borders, groups, wanted_depths(draft, groups))
         if changed is not None and question.allow(changed):
             yield changed
 
 
-def moved_shares(cost: CostModel, draft: Draft, question: Question) -> Iterator[Draft]:
-    """Drafts with some of one device's share moved to another of its group."""
-    for p, group in enumerate(draft.groups):
-        if len(group.devices) > 1:
-            for other in changed_shares(group):
-                groups = (*draft.groups[:p], other, *draft.groups[p + 1 :])
-                wanted = wanted_depths(draft, groups)
-                changed = draft_groups(cost, draft.split, draft.borders, groups, wanted)
-                if changed is not None and question.allow(changed):
-                    yield changed
-
-
-def other_depths(cost: CostModel, draft: Draft, *, levelled: bool = False) -> Iterator[Draft]:
-    """The same layout with other warm-up depths, of one stage or of all; `levelled` of some."""
-    for depths in dict.fromkeys(_levelled(draft) if levelled else _depths(draft)):
+def other_depths(cost: CostModel, draft: Draft) -> Iterator[Draft]:
+    """The same layout with other warm-up depths, of one stage or of all."""
+    for depths in dict.fromkeys(_depths(draft)):
         changed = draft_groups(cost, draft.split, draft.borders, draft.groups, depths)
-        if changed is not None and changed.warmup != draft.warmup:
-            yield changed
-
-
-def deeper(cost: CostModel, draft: Draft) -> Iterator[Draft]:
-    """Twice as deep, and as deep as memory allows, if that is deeper.
-
-    A device that has both ends lets the first run ahead better where its last stage does not.
-    """
-    count, now = draft.split.micro_batches, draft.warmup
-    twice = tuple(min(count, 2 * depth) for depth in now)
-    wanted_depths = [twice, (count,) * len(twice)]
-    if draft.shared_ends:
-        wanted_depths += [(*depths[:-1], 1) for depths in wanted_depths]
-    for wanted in dict.fromkeys(wanted_depths):
-        changed = draft_groups(cost, draft.split, draft.borders, draft.groups, wanted)
         if changed is not None and changed.warmup != draft.warmup:
             yield changed
 
@@ -77,10 +48,10 @@ def wanted_depths(draft: Draft, groups: tuple[StageGroup, ...]) -> tuple[int, ..
 
 
 def changed_layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[StageGroup, ...]]]:
-    """Borders and groups with one border moved by a unit, or one group in another order."""
+    """Borders and groups with another share, one border moved by a unit, or a group reordered."""
     for p, group in enumerate(draft.groups):
         if len(group.devices) > 1:
-            for changed in _reordered(group):
+            for changed in chain(_changed_shares(group), _reordered(group)):
                 yield draft.borders, (*draft.groups[:p], changed, *draft.groups[p + 1 :])
     for p, q in permutations(range(len(draft.groups)), 2):
         if abs(p - q) == 1:
@@ -93,7 +64,7 @@ def changed_layouts(draft: Draft) -> Iterator[tuple[tuple[int, ...], tuple[Stage
                 yield (*draft.borders[:p], border, *draft.borders[p + 1 :]), draft.groups
 
 
-def changed_shares(group: StageGroup) -> Iterator[StageGroup]:
+def _changed_shares(group: StageGroup) -> Iterator[StageGroup]:
     """Some of one device's share to another."""
     total = sum(group.shares)
     for step in dict.fromkeys((1, 2, max(1, total // 16), max(1, total // 6), max(1, total // 3))):
@@ -129,7 +100,7 @@ def _aligned(one: StageGroup, other: StageGroup) -> Iterator[StageGroup]:
 
 
 def changed_depths(draft: Draft) -> Iterator[tuple[int, ...]]:
-    """All depths that `other_depths` tries, levelled ones too, whether they fit or not."""
+    """All depths that `other_depths` tries, and levelled ones, whether they fit or not."""
     yield from dict.fromkeys([*_depths(draft), *_levelled(draft)])
 
 

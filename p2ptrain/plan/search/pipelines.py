@@ -16,8 +16,7 @@ from p2ptrain.plan.problem.candidates import even_window
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.order_cuts import Order
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.search.climb import climb_coarse, climb_sizes
-from p2ptrain.plan.search.fine_moves import deeper
+from p2ptrain.plan.search.climb import climb_coarse
 from p2ptrain.plan.search.orders import OrderSearch, by_length, count_placements, every_placement
 from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.search.structure_moves import taking_in
@@ -48,11 +47,8 @@ KEPT, KEPT_OF_EACH = 12, 1
 CLIMBED = 6
 """Starts that are improved."""
 
-WAITING = 1.02
-"""A round so much above its bound may gain by deeper warm-ups."""
-
-MAX_RESIZED = 100
-"""Devices times units up to which other micro-batch sizes are tried at the end."""
+MAX_SMALL = 100
+"""Devices times units up to which a search is small."""
 
 FEW = 4
 """Changes looked at for each device left out once the budget is used up."""
@@ -87,11 +83,7 @@ class PipelineSearch:
             climbed = climb_coarse(self.judge, self.drafter, start, self.question.devices, reserve)
             if best is None or climbed.seconds < best.seconds:
                 best = climbed
-        if best is None:
-            return None
-        if self.question.min_micro_batch is None or self._size > MAX_RESIZED:
-            return best
-        return climb_sizes(self.judge, self.drafter, best, self.question.min_micro_batch)
+        return best
 
     def _budget_tasks(self) -> int:
         least = MIN_TASKS if self.judge.cost.unit_count <= MANY_UNITS else MANY_UNITS_TASKS
@@ -136,7 +128,7 @@ class PipelineSearch:
     def _promising(self) -> list[OrderSearch]:
         """Of the micro-batch sizes whose best start has the least value."""
         searches = [OrderSearch.of(self.question, split) for split in self.question.splits]
-        most = PROMISING if self._size > MAX_RESIZED else PROMISING_OF_SMALL
+        most = PROMISING if self._size > MAX_SMALL else PROMISING_OF_SMALL
         if len(searches) <= most:
             return searches
         for search in searches:
@@ -169,10 +161,7 @@ class PipelineSearch:
         for draft in sorted(drafts, key=self.judge.bound):
             if found and self.judge.budget_tasks <= reserve_tasks:
                 break
-            judged = Judged(self.judge.seconds(draft), draft)
-            found.append(judged)
-            if self._size <= MAX_RESIZED and judged.seconds > WAITING * self.judge.bound(draft):
-                found += [Judged(self.judge.seconds(d), d) for d in deeper(self.judge.cost, draft)]
+            found.append(Judged(self.judge.seconds(draft), draft))
         return found
 
 
