@@ -131,7 +131,7 @@ def _are_near(one: Tensor, other: Tensor, scale: float) -> bool:
     if not one.is_floating_point() and not one.is_complex():
         return False
     apart, numbers = (one - other)[_unequal(one, other)].abs(), torch.finfo(one.dtype)
-    least = numbers.tiny  # threads differ in whether they make zero of what is smaller
+    least = numbers.tiny / numbers.eps  # what is below `tiny` some threads make zero of
     return bool((apart <= max(scale * numbers.eps**_ROUNDING, least)).all())
 
 

@@ -456,7 +456,7 @@ def test_rounding_is_said_and_is_no_difference() -> None:
     numbers = iter(range(1000))
     found = compared(Scaled(lambda _: 1 + 1e-7 * next(numbers)), mse_loss, _batches())
     assert found.inexact
-    least = torch.finfo(torch.float32).tiny
+    least = torch.finfo(torch.float32).tiny / torch.finfo(torch.float32).eps
     small = [KeptValues.of(torch.tensor([n * least])) for n in (0.0, 0.9, 2.0)]
     one, other = (difference("a number", small[0], kept) for kept in small[1:])
     assert one is not None
