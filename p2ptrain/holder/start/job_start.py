@@ -210,6 +210,9 @@ class JobStart:
         self, mark: str, weights: str, found: JournalEntry | None, captured_step: int | None
     ) -> JournalEntry | None:
         """The job to go on with, if there is one; others of this device's are over then."""
+        is_newer = (  # its state was saved, and it was killed before its record was
+            found is not None and captured_step is not None and captured_step > found.first_step
+        )
         kept = {}
         if not self._options.local:
             kept = await job_registry.ask_unfinished_jobs(self._mesh, self._answer_seconds)
@@ -219,7 +222,7 @@ class JobStart:
             () if found is None else self._others(found),
             kept,
             fresh=self._options.fresh,
-            begun=found is not None and found.got_somewhere(weights),
+            begun=found is not None and not is_newer and found.got_somewhere(weights),
             over=() if self._folder is None else ended_jobs.find_ended(self._folder),
             captured_step=captured_step,
         )

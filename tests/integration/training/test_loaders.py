@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,6 +34,8 @@ from p2ptrain.job.callbacks import StopTraining
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.state import checkpoint_files
+from p2ptrain.state.checkpoint_files import Checkpoint, WrittenCheckpoint
 from p2ptrain.state.weights_files import average_path
 from tests.integration.training.delayed import Generations
 from tests.integration.training.household import Devices, devices
@@ -202,6 +205,18 @@ def made(kind: str) -> dict[str, Any]:
         words = Words(later=9, alike=True)
         data = DataLoader(words, batch_size=4, collate_fn=padded)  # type: ignore[arg-type]
         return {"model": reader(), "data": data, "loss": cross_entropy}
+    if kind == "twice late":  # first another width, then another height
+        torch.manual_seed(7)
+        first, second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
+        maps = first, nn.ReLU(), second, nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten()
+        draw = torch.Generator().manual_seed(4)
+        sizes = {20: (6, 9), 24: (9, 6)}
+        batches = [
+            (torch.randn(4, 1, *sizes.get(k, (6, 6)), generator=draw), torch.arange(4) % 3)
+            for k in range(26)
+        ]
+        data = DataLoader(batches, batch_size=None)  # type: ignore[arg-type]
+        return {"model": nn.Sequential(*maps, nn.Linear(4, 3)), "data": data, "loss": cross_entropy}
     assert kind == "dicts"
     data = DataLoader(Words(), batch_size=8, shuffle=True, collate_fn=padded_dict)  # type: ignore[arg-type]
     return {"model": reader(scores=True), "data": data, "loss": None}
@@ -350,6 +365,34 @@ async def test_a_holder_killed_as_it_captures_again_goes_on_from_there(tmp_path:
     assert numbers == sorted(set(numbers))
     assert not (process.left.path / "job.json").exists()
     assert not (process.left.path / "captured").exists()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_holder_killed_between_the_state_and_the_record_of_its_second_capture(
+    count: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The record still says the sizes of the first."""
+    loop, save, saved = asyncio.get_running_loop(), checkpoint_files.save, list[int]()
+
+    def saving(place: Path, point: Checkpoint) -> WrittenCheckpoint:
+        written = save(place, point)
+        if place.name == "captured":
+            saved.append(point.progress.step)
+            if len(saved) == 2:
+                died = threading.Event()
+                loop.call_soon_threadsafe(lambda: (process.die(), died.set()))
+                died.wait(30)
+        return written
+
+    monkeypatch.setattr(checkpoint_files, "save", saving)
+    options = TrainOptions(wait_for=count, planner="pp" if count > 1 else "auto")
+    async with devices(count) as household:
+        process = Process(household, tmp_path, job("twice late"), options)
+        await process.ended()
+        assert len(saved) == 2
+        trained = job("twice late")
+        await again(household, process, trained, options)
+    assert_plain(household, trained, "twice late")
 
 
 async def test_an_interrupt_while_it_is_captured_again_writes_the_weights(tmp_path: Path) -> None:
