@@ -127,7 +127,6 @@ class Node:
         self.collecting = 0
         self.log = SentNumbers(0, 0)
         self.rebuilding = 0
-        self._call = 0
         self.wants_to_leave = False
         self.world.process_started(self.id)
 
@@ -186,10 +185,9 @@ class Node:
         self, peer: str, kind: str, then: Callable[[dict[str, Any] | None], None], **fields: Any
     ) -> None:
         """Ask; `then` gets the answer, or None where the link ended."""
-        self._call += 1
-        self.calls[self._call] = (peer, then)
-        if not self.world.send(self.id, peer, kind, request=self._call, **fields):
-            number = self._call
+        number = next(self.world.calls)
+        self.calls[number] = (peer, then)
+        if not self.world.send(self.id, peer, kind, request=number, **fields):
             self.later(0.001, "no link", lambda: self._answered(number, None))
 
     def _answered(self, number: int, fields: dict[str, Any] | None) -> None:

@@ -7,6 +7,7 @@ in order, those of different kinds not; what is under way when a link ends is lo
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import suppress
@@ -54,6 +55,7 @@ class World:
         self.copies: tuple[FullSnapshot, ...] = ()
         self.reported: list[int] = []
         self.ended: str | None = None
+        self.calls = itertools.count(1)  # an answer to a process that has died is nobody's
         self.check: Callable[[], None] = lambda: None
         self.kill: Callable[[Process], None] = lambda node: None
         self.kill_rate = 0.0
