@@ -696,6 +696,7 @@ class Node:
                 if fetch.peer != self.id:
                     units = (fetch.first, fetch.end)
                     self.store(*units, version, StateKind.FETCHED, states)
+                    self._pass_on()
                 if not missing:
                     self.feed(self.core.fetched, generation)
 
