@@ -79,4 +79,4 @@ async def test_one_bad_sample_names_device_step_and_unit(household: Household) -
     order = torch.randperm(240, generator=torch.Generator().manual_seed(3)).tolist()
     step = order.index(77) // 30
     assert f"became nan at step {step + 1}" in message
-    assert "The data contain NaN or infinity (data[77])" in message
+    assert "The data contain NaN or infinity (sample 77 of the data)" in message
