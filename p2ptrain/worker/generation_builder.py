@@ -149,6 +149,7 @@ class GenerationBuild:
         )
         if self._built is not None:
             self._built.disconnect()
+            self._built = None  # with all its memory, which the next plan counts with
 
     async def _fetch(
         self,

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
+import weakref
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -10,20 +14,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.devices.processor import HOST
+from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
+from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY
 from p2ptrain.process.energy import EnergyMeter
+from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import KnownModel, LocalDevice
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.state.snapshot_store import tensors_of_units
 from p2ptrain.state.transfer_server import TransferServer
+from p2ptrain.worker.generation_builder import GenerationBuild
 from p2ptrain.worker.hosted_stages import HostedStages, UnsharedTensors
+from p2ptrain.worker.job_store import JobStore
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.runtime.test_live_stage import MICRO_BATCH, compute_round, make_live, make_order
 
@@ -70,6 +80,49 @@ def around(captured: Captured, holder: str) -> Assignment:
     return Assignment(key, holder, "digest", places, 4, 4, SGD(), 0, False, VERSION)
 
 
+def device_of(mesh: Mesh) -> LocalDevice:
+    """With a thread that does everything at once."""
+    return LocalDevice(
+        *(mesh, TensorRouter(mesh), cast(Any, Here()), TransferServer(mesh), KnownModel()),
+        *(lambda: NO_MEMORY, EnergyMeter()),
+    )
+
+
+async def test_stages_that_are_given_up_give_their_memory_back(captured: Captured) -> None:
+    """The session knows what was asked for last until something else is."""
+
+    async def model(_digest: str, _holder: str) -> ModelDescription:
+        return captured.description
+
+    async with MemoryHousehold(["a"]) as household:
+        mesh = household["a"]
+        shell, assignment = device_of(mesh), around(captured, mesh.self_id)
+        store = JobStore(assignment.key.job, shell.states, lambda _version: None)
+        units = len(captured.description.units)
+        state = {n: t for n, t in trained(captured).items() if n.startswith("model:")}
+        versions = store.versions(captured.description)
+        versions.put(StateKind.KEPT, 0, units, VERSION, state, {})
+        ready = asyncio.Event()
+        core = SimpleNamespace(built=lambda _generation: ready.set())
+        context = SimpleNamespace(shell=shell, measures=SimpleNamespace(model=model))
+        tasks = TaskOwner()
+        build = GenerationBuild(
+            *(assignment, cast(Any, context), store, tasks, cast(Any, core)),
+            *(lambda _version: None, NO_MEMORY),
+            gathers=False,
+        )
+        build.build()
+        await tasks.done()
+        assert ready.is_set()
+        stages = [one for one in gc.get_objects() if isinstance(one, HostedStages)]
+        refs = [weakref.ref(one) for one in stages if one.assignment is assignment]
+        del stages
+        assert [one() is not None for one in refs] == [True]
+        build.give_up("is made ready for another plan")
+        gc.collect()
+        assert [one() for one in refs] == [None]
+
+
 async def test_tied_stages_made_of_one_are_each_their_own_memory(captured: Captured) -> None:
     """Else the update of a tied weight, and of its momentum, would be made twice."""
     state = trained(captured)
@@ -79,11 +132,7 @@ async def test_tied_stages_made_of_one_are_each_their_own_memory(captured: Captu
 
     async with MemoryHousehold(["a"]) as household:
         mesh = household["a"]
-        compute = cast(Any, Here())
-        shell = LocalDevice(
-            *(mesh, TensorRouter(mesh), compute, TransferServer(mesh), KnownModel()),
-            *(lambda: NO_MEMORY, EnergyMeter()),
-        )
+        shell = device_of(mesh)
         hosted = HostedStages(around(captured, mesh.self_id), captured.description, shell)
         await hosted.prepare(parts, SGD(lr=0.1, momentum=0.9))
     first, last = (executor.live.named() for executor in hosted.executors.values())
