@@ -72,7 +72,7 @@ class ClusterProfiler:
         }
 
     def learn(self, sender: str, speeds: Sequence[tuple[str, float, float]]) -> None:
-        """What a device measured before, perhaps for an earlier coordinator.
+        """What a device measured before, perhaps for another holder.
 
         Args:
             speeds: (receiver, bytes/s, seconds).

@@ -15,6 +15,7 @@ from functools import partial
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.plan_cluster import plan_cluster, replan_cluster
 from p2ptrain.coordinator.plan_question import PlanQuestion
+from p2ptrain.errors import PeerError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import CancellableWork, MessageRoute, read_beside
@@ -47,7 +48,7 @@ class PlanWish(FrameFields):
     """Beside a question, and where its answer is not wanted any more.
 
     Attributes:
-        number: of the asker's questions.
+        number: that no other question of the asker has.
         haste: how much training may feel the search.
     """
 
@@ -62,6 +63,7 @@ class CoordinatorService:
         self._due = due
         self._plans = CancellableWork(mesh, "plan")  # by holder
         self._wishes: dict[str, int] = {}  # the newest, by holder
+        self._unwanted: dict[str, int] = {}  # given up last, perhaps before it was read, by holder
         mesh.route_now(PLAN_END, self._end)
 
     @property
@@ -72,8 +74,10 @@ class CoordinatorService:
     async def _plan(self, peer: str, message: Message) -> Message:
         self._due.check_plans_for(peer)
         wish = PlanWish.read(message.fields)
-        question = await read_beside(PlanQuestion.from_bytes, part_of(message))
         self._wishes[peer] = wish.number
+        question = await read_beside(PlanQuestion.from_bytes, part_of(message))
+        if self._unwanted.get(peer) == wish.number:
+            raise PeerError("that plan has been given up")
         with self._due.working():
             plan = await self._plans.do(peer, peer, partial(search, question, wish.haste))
         return Message(PLAN, {}, (memoryview(cbor.dumps(plan.to_json())),))
@@ -82,5 +86,6 @@ class CoordinatorService:
         self._due.check_plans_for(peer)
 
     def _end(self, peer: str, message: Message) -> None:
-        if PlanWish.read(message.fields).number == self._wishes.get(peer):
+        number = self._unwanted[peer] = PlanWish.read(message.fields).number
+        if number == self._wishes.get(peer):
             self._plans.give_up(peer)

@@ -58,7 +58,7 @@ class MeshMember:
 
 @dataclass(frozen=True, slots=True)
 class MeshCoordinator:
-    """Who coordinates. `term` only ever rises; commands of an older term are refused."""
+    """Who coordinates. `term` only ever rises."""
 
     id: str
     name: str

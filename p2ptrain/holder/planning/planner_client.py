@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from itertools import count
 from math import inf
+from secrets import randbits
 
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, overheads_of
 from p2ptrain.coordinator.plan_question import PlanQuestion
@@ -40,6 +40,8 @@ work."""
 HEAD_START_SECONDS = 5.0
 """So long another device may search alone while the job stands still. Raise: a slow holder waits
 longer for nothing. Lower: it works in vain more often."""
+
+NUMBER_BITS = 48
 
 MOST_LATE = 3
 """Answers in a row that came too late, though the device said that it works."""
@@ -71,19 +73,25 @@ class Planner:
         self._on_passed_over = pass_over
         self._limits = limits
         self._head_start_seconds = head_start_seconds
-        self._numbers = count(1)
+        self._standing: asyncio.Task[tuple[Plan, str]] | None = None  # what the job waits for
         self._late = ("", 0)  # whose answers, how many in a row
         self._passed_over: set[str] = set()
 
     async def plan(self, question: PlanQuestion) -> tuple[Plan, str]:
         """A plan, and the id of the device that made it; the job stands still meanwhile.
 
+        One that is asked for while another is searched is of a later attempt: that one is given up.
+
         Raises:
             PlanError, OptionError: nothing fits; checked here, whichever device says so.
         """
         self.question = question
         with timed(log, "plan_answered"):
-            return await self._found(question, SearchPriority.ALONE, self._head_start_seconds)
+            if self._standing is not None:
+                self._standing.cancel()
+            found = self._found(question, SearchPriority.ALONE, self._head_start_seconds)
+            self._standing = asyncio.create_task(found)
+            return await self._standing
 
     async def search(self, question: PlanQuestion, haste: SearchPriority) -> Plan:
         """The same while the job trains: it is searched here only where no other device does."""
@@ -142,7 +150,7 @@ class Planner:
         self, device: str, question: PlanQuestion, haste: SearchPriority
     ) -> Plan | PlanError | None:
         """Its plan, or that there is none, as it says; None: an answer of no use."""
-        wish = PlanWish(next(self._numbers), haste)
+        wish = PlanWish(randbits(NUMBER_BITS), haste)
         try:
             reply = await call_while_it_works(
                 self._mesh,

@@ -256,6 +256,56 @@ async def test_a_late_word_that_ends_a_search_does_not_end_the_next_one(
         await second
 
 
+async def test_a_question_that_is_given_up_before_it_is_read_is_not_searched_for(
+    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[PlanQuestion] = []
+
+    async def search(question: PlanQuestion, _haste: SearchPriority) -> Plan:
+        searched.append(question)
+        return plan_cluster(question.request, question.household)
+
+    monkeypatch.setattr(service, "search", search)
+    coordinator = CoordinatorService(mesh["c"], Due(mesh["c"]))
+    household, b = measured_household(ids_of(mesh)), memory_id("b")
+
+    def message(number: int, kind: str, *parts: memoryview) -> Message:
+        return Message(kind, service.PlanWish(number, SearchPriority.IDLE).fields(), parts)
+
+    question = memoryview(PlanQuestion(REQUEST, household).to_bytes())
+    handler = coordinator.routes[PLAN].handler
+    for arrives_first in (True, False):  # it waits behind another question; it is being read
+        number = 7 + arrives_first
+        asked = asyncio.create_task(handler(b, message(number, PLAN, question)))
+        if not arrives_first:
+            await asyncio.sleep(0)
+        mesh["c"].router.put(b, message(number, PLAN_END))
+        with pytest.raises(PeerError, match="given up"):
+            await asked
+    assert not searched
+    await handler(b, message(9, PLAN, question))
+    assert len(searched) == 1
+
+
+async def test_the_question_of_a_later_attempt_ends_that_of_the_one_before(
+    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    endless = Endless(monkeypatch)
+    routed(mesh["b"])
+    question = PlanQuestion(REQUEST, measured_household(ids_of(mesh), b=0.2))
+    planner = Asker(mesh["c"])
+    first = asyncio.create_task(planner.plan(question))
+    await endless.begun.acquire()
+    second = asyncio.create_task(planner.plan(question))
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await endless.begun.acquire()
+    assert not second.done()
+    assert planner.passed == []
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+
+
 @pytest.mark.parametrize(
     ("error", "passed"),
     [(NotInCharge("no"), False), (PeerError("busy"), True), (ProtocolError("what?"), True)],
