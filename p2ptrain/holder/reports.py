@@ -92,7 +92,8 @@ class JobReports:
         self._recovers = False  # a generation has begun after it, and no new step was made yet
         self._hints: dict[str, str] = {}  # of the dead, by id
         self._names: dict[str, str] = {}  # of members as a generation began, by id
-        self._left_out: set[int] = set()
+        self._left_out: set[int] = set()  # steps
+        self._without_gradient: set[int] = set()  # steps
         self.samples = 0  # of the updates reported here
         self.has_named_data = False  # as slower than training
         self.faulty: dict[str, str] = {}  # names of devices that get no more work, and why
@@ -198,8 +199,30 @@ class JobReports:
         """That update is not finite: it counts and changes nothing. Before `step` reports it."""
         if step <= self.reported.step:
             return
-        self._left_out.add(step)
-        self.warn(f"step {step} has NaN or infinite values: it is skipped, and training continues")
+        self._warn_of_steps(
+            self._left_out,
+            step,
+            f"step {step} has NaN or infinite values: it is skipped, and training continues",
+        )
+
+    def counts_nothing(self, step: int) -> None:
+        """The mini-batch of that update has no target that counts."""
+        self._warn_of_steps(
+            self._without_gradient,
+            step,
+            f"the mini-batch of step {step} counts nothing (all of its targets are ignored, or its "
+            "normalizer is 0): the update is made without a gradient",
+        )
+
+    def _warn_of_steps(self, known: set[int], step: int, message: str) -> None:
+        """With the 1st such step, and the 2nd, 4th, 8th and so on; once each."""
+        if step in known:
+            return
+        known.add(step)
+        count = len(known)
+        if count & (count - 1):
+            return
+        self.warn(message if count == 1 else f"{message}. There are {count} such steps so far")
 
     @property
     def updates_left_out(self) -> int:

@@ -21,6 +21,7 @@ from p2ptrain.aio.threads import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import (
     PeerError,
+    PlanError,
     ProtocolError,
     ScriptError,
     TrainingError,
@@ -286,6 +287,10 @@ class JobTrainer:
                 return
             async with self._traced():
                 await self._train(started)
+        except PlanError as error:
+            reason = str(error)
+            await self._checked()  # a model that cannot be measured may fail in plain torch too
+            raise
         except BaseException as error:
             reason = str(error) or type(error).__name__
             raise

@@ -49,7 +49,7 @@ def split_batch(batch: Any, *, own_loss: bool, name: str = "data[0]") -> BatchPa
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ScriptError(
             f"{name} must be a pair (input, target), or a dict for model(**batch), not "
-            f"{shown(batch)}"
+            f"{shown(batch)}{_as_pair(batch, own_loss=own_loss)}"
         )
     if own_loss:
         raise ScriptError(
@@ -58,6 +58,22 @@ def split_batch(batch: Any, *, own_loss: bool, name: str = "data[0]") -> BatchPa
             "or a loss"
         )
     return BatchParts(as_dicts(batch[0]), as_dicts(batch[1]))
+
+
+def _as_pair(batch: Any, *, own_loss: bool) -> str:
+    """How to write what has more than two parts; "" where it has not."""
+    if not isinstance(batch, (tuple, list)) or len(batch) < 3:
+        return ""
+    if own_loss:
+        return (
+            ". With loss=None give dicts with the names that forward() takes: "
+            "torch.utils.data.StackDataset(x=x, y=y) makes them"
+        )
+    return (
+        ". Put the inputs together, ((x, z), y) for model(x, z), or the targets, (x, (y, z)) for "
+        "loss(output, (y, z)): StackDataset(StackDataset(x, z), y) of torch.utils.data makes "
+        "such samples of tensors. Or give dicts, for model(**batch) and loss(output, batch)"
+    )
 
 
 def as_dicts(value: Any) -> Any:

@@ -202,10 +202,7 @@ class TrainingLoop:
                 scale=self._scale.of(shape.step) if trains and self._scale is not None else 0.0,
             )
             if counts_nothing:
-                self._reports.warn(
-                    f"the mini-batch of step {shape.step + 1} counts nothing (all of its targets "
-                    "are ignored, or its normalizer is 0): the update is made without a gradient"
-                )
+                self._reports.counts_nothing(shape.step + 1)
             if await self._keep(planned):
                 order = self._copies.ordered(order)
             if self._stands_still(planned):

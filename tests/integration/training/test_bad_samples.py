@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain import events
-from p2ptrain.errors import PlanError, ScriptError, TrainingError
+from p2ptrain.errors import CaptureError, ScriptError, TrainingError
 from p2ptrain.job.job import Job
 from p2ptrain.model.stage.optimizer_spec import SGD
 from tests.integration.training.household import devices
@@ -76,13 +76,16 @@ class Overwritten(nn.Module):
 
 
 @pytest.mark.parametrize("count", [1, 2])
-async def test_a_model_whose_backward_fails_is_told_in_torchs_words(count: int) -> None:
+async def test_a_backward_that_plain_torch_refuses_as_well_is_named_so(count: int) -> None:
     made = job()
     assert isinstance(made.model, nn.Sequential)
     made.model.insert(3, Overwritten())
-    said = "the model fails in its backward: one of the variables needed for gradient computation"
+    said = (
+        "the model or its loss fails on batch 1 in plain torch too: RuntimeError: one of the "
+        "variables needed for gradient computation has been modified by an inplace operation"
+    )
     async with devices(count) as household:
-        with pytest.raises(PlanError, match=said):
+        with pytest.raises(CaptureError, match=said):
             await household.holder_run(made, one_stage_each(count, 8)).run()
 
 

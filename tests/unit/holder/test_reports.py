@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+
 import pytest
 
-from p2ptrain.events import Event, Failure, Recovered, Step
+from p2ptrain.events import Event, Failure, Recovered, Step, Warning
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.recovery.choose_version import VersionChoice
@@ -45,6 +48,23 @@ async def test_who_hears_of_a_failure_hears_of_its_end(
         reports.begin(ANSWER, after_trouble=False)
         reports.step(3, 0.5, 8)
         assert [type(event) for event in events] == [Step, *told, Step]
+
+
+@pytest.mark.parametrize("kind", [JobReports.counts_nothing, JobReports.left_out])
+async def test_steps_of_one_trouble_are_named_with_the_first_second_fourth_and_so_on(
+    kind: Callable[[JobReports, int], None],
+) -> None:
+    async with MemoryHousehold(["a"]) as mesh:
+        events: list[Event] = []
+        reports = JobReports(mesh["a"], ReportedProgress(0, 0), events.append, lambda _: None)
+        for step in (*range(1, 8), *range(5, 13)):  # three are made again after a failure
+            kind(reports, step)
+        messages = [event.message for event in events if isinstance(event, Warning)]
+        assert [re.findall(r"step (\d+)", message) for message in messages] == [
+            [step] for step in ("1", "2", "4", "8")
+        ]
+        assert "so far" not in messages[0]
+        assert messages[3].endswith(". There are 8 such steps so far")
 
 
 async def test_a_device_that_was_removed_from_the_household_has_its_name() -> None:

@@ -54,7 +54,9 @@ def test_a_pair_needs_a_loss() -> None:
     ("batch", "words"),
     [
         ("text", "not a str"),
-        ((1, 2, 3), "not a tuple of 3"),
+        ((1, 2, 3), r"not a tuple of 3\. Put the inputs together, \(\(x, z\), y\)"),
+        ([1, 2, 3], r"not a list of 3\. .* StackDataset\(StackDataset\(x, z\), y\) of torch"),
+        ((1,), "not a tuple of 1$"),
         (None, "not a NoneType"),
         ({1: 2}, "keys are no strings"),
     ],
