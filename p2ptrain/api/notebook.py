@@ -90,7 +90,9 @@ def show(run: ShownRun, refresh_seconds: float = REFRESH_SECONDS) -> asyncio.Fut
     advice = STOP if button is None else ""
     if button is not None:
         _display(button)
-    task = asyncio.ensure_future(keep_drawn(run, advice, button, refresh_seconds))
+    task = asyncio.ensure_future(keep_drawn(run, advice, _drawn(run, advice), refresh_seconds))
+    if button is not None:
+        task.add_done_callback(lambda _: setattr(button, "disabled", True))
     _drawing.add(task)
     task.add_done_callback(_drawing.discard)
     return task
@@ -99,26 +101,29 @@ def show(run: ShownRun, refresh_seconds: float = REFRESH_SECONDS) -> asyncio.Fut
 _drawing: set[asyncio.Future[None]] = set()  # the loop itself keeps no reference
 
 
+def _drawn(run: ShownRun, advice: str) -> Any:
+    """Draw it at once: a cell's displays come before the cell ends. Returns the display."""
+    return _display(_Html(run, advice))
+
+
 async def keep_drawn(
-    run: ShownRun, advice: str, button: Any = None, refresh_seconds: float = REFRESH_SECONDS
+    run: ShownRun, advice: str, handle: Any, refresh_seconds: float = REFRESH_SECONDS
 ) -> None:
     """Draw it again and again, until it has ended. `advice`: how to stop it."""
-    handle = _display(_Html(run.as_html(advice)))
     try:
         while not run.done:
             await asyncio.sleep(refresh_seconds)
-            handle.update(_Html(run.as_html(advice)))
+            handle.update(_Html(run, advice))
     finally:
-        handle.update(_Html(run.as_html(advice)))
-        if button is not None:
-            button.disabled = True
+        handle.update(_Html(run, advice))
 
 
 async def drawn_result(run: ShownRun, result: Awaitable[T]) -> T:
     """`result` of a run, which is drawn meanwhile where this is a notebook."""
     if not is_here():
         return await result
-    drawing = asyncio.ensure_future(keep_drawn(run, "To stop it: the notebook's own stop button"))
+    advice = "To stop it: the notebook's own stop button"
+    drawing = asyncio.ensure_future(keep_drawn(run, advice, _drawn(run, advice)))
     try:
         return await result
     finally:
@@ -145,8 +150,11 @@ def _display(what: Any) -> Any:
 class _Html:
     """A run as it is now, without being shown live once more."""
 
-    def __init__(self, html: str) -> None:
-        self._html = html
+    def __init__(self, run: ShownRun, advice: str) -> None:
+        self._html, self._text = run.as_html(advice), repr(run)
+
+    def __repr__(self) -> str:
+        return self._text
 
     def _repr_html_(self) -> str:
         return self._html

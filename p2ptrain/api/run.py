@@ -9,7 +9,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from p2ptrain import events
-from p2ptrain.api import notebook
+from p2ptrain.api import course_sentences, notebook
 from p2ptrain.api.event_stream import EventReader, EventStream
 from p2ptrain.api.job_course import JobCourse
 from p2ptrain.api.job_desk import JobDesk
@@ -160,6 +160,9 @@ class Run:
     def as_html(self, advice: str = notebook.STOP) -> str:
         """As it is now: devices, parts, the curve. `advice`: how to stop it, while it runs."""
         return notebook.course_html(self._course(), advice)
+
+    def __repr__(self) -> str:
+        return f"<Run: {course_sentences.headline(self._course())}>"
 
     def _repr_html_(self) -> str:
         """In notebooks."""

@@ -254,7 +254,10 @@ def asked_sinks(job: Job, options: TrainOptions) -> list[Sink]:
     }
     for name in options.report_to:
         if name not in TRACKERS:
-            raise OptionError(f"--report-to {name}: give one of {', '.join(TRACKERS)}")
+            raise OptionError(
+                f"--report-to {name}: give one of {', '.join(TRACKERS)}; --log-dir DIR writes "
+                "TensorBoard's files"
+            )
         sinks.append(TRACKERS[name](config))
     if options.notify is not None:
         sinks.append(NotifySink(options.notify))
