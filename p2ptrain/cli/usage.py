@@ -6,6 +6,7 @@ Its errors reach programs too, and options for experiments are shown by `--help-
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -44,16 +45,22 @@ class UsageExit(SystemExit):
 class Parser(argparse.ArgumentParser):
     """Ends with `UsageExit`; so do the parsers of its commands."""
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse's; what a command does not know is that command's error."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
-        """Say on stderr what is wrong.
+        """Say on stderr what is wrong, and where the options are listed.
 
         Raises:
             UsageExit: always.
         """
-        try:
-            super().error(message)
-        except SystemExit:
-            raise UsageExit(" ".join(message.split())) from None
+        message = " ".join(message.split())
+        self._print_message(f"{self.prog}: error: {message} ({self.prog} --help)\n", sys.stderr)
+        raise UsageExit(message)
 
 
 class Options:

@@ -156,7 +156,8 @@ def add_files(parser: argparse.ArgumentParser) -> None:
     group.value(
         "--notify CMD",
         str,
-        "run this when the job ends or needs a person; it gets the event as JSON on stdin",
+        "run this program, without a shell, when the job ends or needs a person; it gets the "
+        "event as JSON on stdin",
     )
     for what, whose in (("profile", "model"), ("cluster", "devices"), ("plan", "plan")):
         use = "--plan" if what == "plan" else " p2ptrain plan"
@@ -208,6 +209,11 @@ def check_options(args: argparse.Namespace) -> None:
         raise UsageError(
             "--planner tiles sends images to all devices and trains in sync: leave out "
             + ("--private" if args.private else "--mode async")
+        )
+    if args.planner == "dp" and args.private:
+        raise UsageError(
+            "--planner dp sends raw inputs and labels to every device, which --private forbids: "
+            "use --planner auto or pp"
         )
     _check_plan(args)
     _check_asynchronous(args)

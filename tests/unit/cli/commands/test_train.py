@@ -133,6 +133,7 @@ def test_local_needs_no_node(
         (["-o", "width=3"], "it takes hidden"),
         (["--grid", "2x3"], "--grid and --groups are for --planner tiles, not for auto"),
         (["--planner", "tiles", "--private"], "leave out --private"),
+        (["--planner", "dp", "--private"], "use --planner auto or pp"),
         (["--planner", "tiles", "--mode", "async"], "leave out --mode async"),
         (["--vertical-sync"], "--vertical-sync needs --mode async"),
         (["--aggregate", "2"], "--aggregate needs --mode async"),
