@@ -69,6 +69,7 @@ def computed_plainly(
     effort: ComparedBatches,
     *,
     autocast: torch.dtype | None = None,
+    mini_batch: int = 0,
 ) -> PlainRun:
     """As `run_plainly`; of a model whose equal was compared in full, one batch."""
     key = _content(module, loss, autocast)
@@ -76,7 +77,11 @@ def computed_plainly(
         effort, read_evaluation = replace(effort, least=1, most=1), None
     elif key is not None:
         _COMPARED.add(key)
-    return run_plainly(module, loss, read, read_evaluation, pieces, effort, autocast=autocast)
+    return run_plainly(
+        *(module, loss, read, read_evaluation, pieces, effort),
+        autocast=autocast,
+        mini_batch=mini_batch,
+    )
 
 
 def _content(*asked: object) -> bytes | None:

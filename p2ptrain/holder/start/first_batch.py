@@ -330,6 +330,7 @@ class PlainBatches:
                 range(min(least, whole), whole + 1),
                 replace(COMPARED, most=max(1, min(COMPARED.most, steps))),
                 autocast=job.autocast,
+                mini_batch=job.batch_size if 0 < job.fixed_micro_batch < job.batch_size else 0,
             )
         except Exception as error:
             if not is_out_of_memory(error):
@@ -366,7 +367,7 @@ def compared(module: nn.Module, captured: Captured, run: PlainRun | None) -> tup
             raise
         return (_NOT_COMPARED,)
     log.info("compared_batches", batches=found.batches, skipped=found.skipped)
-    said = [f"other kernels than plain torch's: {found.inexact}"] if found.inexact else []
+    said = [found.inexact] if found.inexact else []
     if found.skipped:
         said.append(f"the captured model was compared on {found.batches} batches: {found.skipped}")
     return tuple(said)

@@ -50,6 +50,11 @@ _IN_FORWARD = (
     "torch.autocast(...)`, write to a copy, or leave it out"
 )
 
+_UNPADDED = (
+    "micro-batches without padding are computed by another kernel than in plain torch, equal to "
+    "rounding (transformers: attn_implementation='eager' gives equal bits)"
+)
+
 _SEEDS = (
     "forward() or the loss seeds a torch.Generator that it keeps, so that its random numbers are "
     "the same for every batch; devices would draw others. Draw them once in __init__, into a "
@@ -71,7 +76,8 @@ class Comparison:
 
     Attributes:
         batches: that were compared.
-        inexact: the first thing that differs by no more than rounding; "" where nothing does.
+        inexact: the first thing that differs by no more than rounding, and why; "" where nothing
+            does.
         skipped: why no more was compared; "" where all was.
     """
 
@@ -95,7 +101,9 @@ def compare(module: nn.Module, captured: Captured, run: PlainRun) -> Comparison:
     for batch, found in _differences(replay, captured, run):
         if not found.is_rounding:
             raise _refused(module, run, batch, found)
-        inexact = inexact or found.text
+        is_unpadded = run.unpadded is not None and batch is run.unpadded.batch
+        why = _UNPADDED if is_unpadded else f"other kernels than plain torch's: {found.text}"
+        inexact = inexact or why
     if run.steps and any(node.operator == EXPECT for node in captured.description.train.nodes):
         replay.pieces(run.steps[0].batch)
     if run.failure is None or run.failed is None:
@@ -118,14 +126,18 @@ def _differences(
         for found in replay.step(step, number):
             yield step.batch, found
         nudge(replay.trained, number)
+    if run.unpadded is not None:
+        for found in replay.step(run.unpadded, len(run.steps)):
+            yield run.unpadded.batch, found
     if run.evaluation is not None and _evaluates(captured, run.evaluation):
         for found in replay.evaluation(run.evaluation):
             yield run.evaluation.batch, found
     if run.again is not None:
         first = run.steps[0]
         what = "the loss of batch 1, where it is computed again,"
-        for found in _found(what, run.again, first.loss):
-            yield first.batch, found
+        found_again = difference(what, run.again, first.loss)
+        if found_again is not None:
+            yield first.batch, found_again
 
 
 def _evaluates(captured: Captured, own: PlainEvaluation) -> bool:
@@ -171,12 +183,12 @@ class _CapturedRun:
         """What differs on one batch, the loss first."""
         batch = f"batch {number + 1}"
         loss = self._computed(step.batch, number)
-        yield from _found(f"the loss of {batch}", step.loss, KeptValues.of(loss))
+        yield from self._found(f"the loss of {batch}", step.loss, KeptValues.of(loss))
         yield from self._gradients(step, batch)
         for name, own in step.buffers.items():
             if name in self._state:
                 theirs = KeptValues.of(self._state[name])
-                yield from _found(f"the buffer {name!r} after {batch}", own, theirs)
+                yield from self._found(f"the buffer {name!r} after {batch}", own, theirs)
 
     def pieces(self, batch: Batch) -> None:
         """Compute few samples at a time, of which a model that decides on values may do other.
@@ -213,10 +225,10 @@ class _CapturedRun:
         with seeded_with(0):
             loss, *outputs = self._stage.evaluate(entering, targets, seed=None)
         if own.loss is not None and not self._captured.unscored:
-            yield from _found("the loss in evaluation mode", own.loss, KeptValues.of(loss))
+            yield from self._found("the loss in evaluation mode", own.loss, KeptValues.of(loss))
         for index, (one, other) in enumerate(zip(own.outputs, outputs, strict=False)):
             what = f"tensor {index} of the output in evaluation mode"
-            yield from _found(what, one, KeptValues.of(other))
+            yield from self._found(what, one, KeptValues.of(other))
 
     def _gradients(self, step: PlainStep, batch: str) -> Iterator[Difference]:
         """After which there are none any more."""
@@ -225,13 +237,19 @@ class _CapturedRun:
             what = f"the gradient of {name!r} in {batch}"
             theirs = kept_gradient(self.trained[name]) if name in self.trained else None
             if own is not None and theirs is not None:
-                for found in _found(what, own, theirs, _SMALL * largest):
+                for found in self._found(what, own, theirs, _SMALL * largest):
                     yield replace(found, is_gradient=True)
             elif own is not theirs:
                 text = f"{what} is {_there(own)}, captured {_there(theirs)}"
                 yield Difference(text, is_rounding=False, is_gradient=True)
         for parameter in self.trained.values():
             parameter.grad = None
+
+    def _found(
+        self, what: str, own: KeptValues, theirs: KeptValues, floor: float = 0.0
+    ) -> tuple[Difference, ...]:
+        found = difference(what, own, theirs, floor, self._captured.autocast)
+        return () if found is None else (found,)
 
     def _computed(self, batch: Batch, number: int) -> Tensor:
         entering = self._captured.entering(copied(batch[0]), "train")
@@ -255,13 +273,6 @@ class _CapturedRun:
                 f"{why}. {_IN_FORWARD}"
             ) from error
         return loss
-
-
-def _found(
-    what: str, own: KeptValues, theirs: KeptValues, floor: float = 0.0
-) -> tuple[Difference, ...]:
-    found = difference(what, own, theirs, floor)
-    return () if found is None else (found,)
 
 
 def _there(gradient: KeptValues | None) -> str:

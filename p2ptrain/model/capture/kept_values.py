@@ -84,18 +84,23 @@ class Difference:
 
 
 def difference(
-    what: str, own: KeptValues, theirs: KeptValues, floor: float = 0.0
+    what: str,
+    own: KeptValues,
+    theirs: KeptValues,
+    floor: float = 0.0,
+    autocast: torch.dtype | None = None,
 ) -> Difference | None:
     """Of two tensors; None where what is kept of them is equal, to the bit.
 
     Args:
         what: they are, for the text.
         floor: what rounding is relative to where no number is as large.
+        autocast: the type, if any, in which most of what leads to them has been computed.
     """
     if (own.shape, own.dtype) != (theirs.shape, theirs.dtype):
         shapes = f"{list(own.shape)} {own.dtype}, captured {list(theirs.shape)} {theirs.dtype}"
         return Difference(f"{what} is {shapes}", is_rounding=False)
-    found = _first_unequal(what, own, theirs, max(own.largest, floor))
+    found = _first_unequal(what, own, theirs, max(own.largest, floor), autocast)
     if own.norms is None or theirs.norms is None or (found and not found.is_rounding):
         return found
     rows = _unequal(own.norms, theirs.norms)
@@ -103,14 +108,15 @@ def difference(
         return found
     row = int(rows.nonzero()[0])
     norms = f"{_number(own.norms[row])}, captured {_number(theirs.norms[row])}"
-    is_rounding = _are_near(own.norms, theirs.norms, max(_largest(own.norms), floor))
+    scale = max(_largest(own.norms), floor)
+    is_rounding = _are_near(own.norms, theirs.norms, scale, autocast)
     if found is not None and is_rounding:
         return found
     return Difference(f"{what} (the norm of its row {row}) is {norms}", is_rounding)
 
 
 def _first_unequal(
-    what: str, own: KeptValues, theirs: KeptValues, scale: float
+    what: str, own: KeptValues, theirs: KeptValues, scale: float, autocast: torch.dtype | None
 ) -> Difference | None:
     unequal = _unequal(own.values, theirs.values)
     if not unequal.any():
@@ -119,7 +125,7 @@ def _first_unequal(
     place = [int(k) for k in torch.unravel_index(torch.tensor(index * own.stride), own.shape)]
     at = f" (at {place})" if place else ""
     pair = f"{_number(own.values[index])}, captured {_number(theirs.values[index])}"
-    is_rounding = _are_near(own.values, theirs.values, scale)
+    is_rounding = _are_near(own.values, theirs.values, scale, autocast)
     return Difference(f"{what}{at} is {pair}", is_rounding)
 
 
@@ -127,12 +133,13 @@ def _unequal(one: Tensor, other: Tensor) -> Tensor:
     return ~torch.isclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def _are_near(one: Tensor, other: Tensor, scale: float) -> bool:
+def _are_near(one: Tensor, other: Tensor, scale: float, autocast: torch.dtype | None) -> bool:
     if not one.is_floating_point() and not one.is_complex():
         return False
     apart, numbers = (one - other)[_unequal(one, other)].abs(), torch.finfo(one.dtype)
     least = numbers.tiny / numbers.eps  # what is below `tiny` some threads make zero of
-    return bool((apart <= max(scale * numbers.eps**_ROUNDING, least)).all())
+    eps = max(numbers.eps, torch.finfo(autocast or one.dtype).eps)
+    return bool((apart <= max(scale * eps**_ROUNDING, least)).all())
 
 
 def _number(value: Tensor) -> str:

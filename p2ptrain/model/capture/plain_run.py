@@ -109,6 +109,7 @@ class PlainRun:
         changed: names of what it keeps in Python and has changed.
         draws: whose random numbers but torch's it has drawn.
         again: its loss where the first batch is computed once more.
+        unpadded: what it makes, after `steps`, of samples without padding, among others with some.
     """
 
     steps: list[PlainStep] = field(default_factory=list)
@@ -118,6 +119,7 @@ class PlainRun:
     changed: tuple[str, ...] = ()
     draws: tuple[str, ...] = ()
     again: KeptValues | None = None
+    unpadded: PlainStep | None = None
 
     @property
     def least_samples(self) -> int:
@@ -137,6 +139,7 @@ def run_plainly(
     clock: Callable[[], float] = time.monotonic,
     *,
     autocast: torch.dtype | None = None,
+    mini_batch: int = 0,
 ) -> PlainRun:
     """Compute some batches with `module` and `loss`; both are as they were afterwards.
 
@@ -145,6 +148,8 @@ def run_plainly(
         read_evaluation: the same of its evaluation; None = there is none.
         pieces: samples that a micro-batch may have.
         autocast: as `capture` has it.
+        mini_batch: samples of one, where a micro-batch has fewer: a part of a padded batch may have
+            no padding, and libraries compute that otherwise.
 
     Raises:
         CaptureError: a tensor of `module` has no values yet.
@@ -166,6 +171,10 @@ def run_plainly(
             run.steps.append(step)
             sizes.took(step, clock() - since)
             nudge(noted.trained, number)
+        if run.failure is None and mini_batch and _masks(run.steps[0].batch):
+            unpadded = _without_padding(read(0, mini_batch), pieces[0])
+            with suppress(Exception):  # a batch of these alone may be none
+                run.unpadded = unpadded and noted.step(unpadded, pieces[0], len(run.steps))
         run.changed = noted.changed()
         if run.failure is not None:
             return run
@@ -202,6 +211,26 @@ def _step(noted: _Noted, read: Read, sizes: _Sizes, number: int) -> PlainStep:
             if samples == sizes.whole:
                 raise _OwnFailure(error, batch) from error
             sizes.refuse()
+
+
+def _masks(batch: Batch) -> list[Tensor]:
+    """Of its input: 1 where a sample has something, 0 where it is padded."""
+    leaves = [leaf for leaf in pytree.tree_leaves(batch[0]) if isinstance(leaf, Tensor)]
+    flat = [leaf for leaf in leaves if leaf.dim() == 2 and not leaf.is_floating_point()]
+    return [leaf for leaf in flat if bool(((leaf == 0) | (leaf == 1)).all())]
+
+
+def _without_padding(batch: Batch, samples: int) -> Batch | None:
+    """So many samples that have no padding; None where all or none are like that."""
+    for mask in _masks(batch):
+        full = mask.bool().all(1)
+        rows = full.nonzero()[:samples, 0]
+        if len(rows) == samples and not bool(full.all()):
+            leaves, form = pytree.tree_flatten(batch)
+            taken = [leaf[rows] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+            unpadded: Batch = pytree.tree_unflatten(taken, form)
+            return unpadded
+    return None
 
 
 class _Sizes:

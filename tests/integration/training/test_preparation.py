@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -178,3 +179,56 @@ async def test_rounding_stands_in_the_plan() -> None:
         await household.holder_run(_counting(1e-7), options).run()
         (plan,) = [event for event in household.events if isinstance(event, Plan)]
         assert any(text.startswith("other kernels") for text in plan.changes_results)
+
+
+class Completing(nn.Module):
+    """A causal language model of transformers, whose samples are padded."""
+
+    def __init__(self, attention: str) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        super().__init__()
+        config = LlamaConfig(
+            vocab_size=20,
+            hidden_size=16,
+            intermediate_size=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            bos_token_id=0,
+            eos_token_id=0,
+            use_cache=False,
+            attn_implementation=attention,
+        )
+        self.language = LlamaForCausalLM(config)
+
+    def forward(self, words: Tensor, there: Tensor) -> Tensor:
+        logits: Tensor = self.language(words, attention_mask=there).logits
+        return logits.transpose(1, 2)
+
+
+@pytest.mark.parametrize(
+    ("attention", "autocast", "micro_batch", "fewest", "said"),
+    [
+        ("sdpa", None, 2, 4, "micro-batches without padding"),
+        ("sdpa", torch.bfloat16, 2, 4, "micro-batches without padding"),
+        ("sdpa", torch.bfloat16, 2, 8, "other kernels"),
+        ("sdpa", None, 4, 4, None),
+        ("eager", None, 2, 4, None),
+    ],
+    ids=["parts", "autocast", "unpadded", "whole", "eager"],
+)
+def test_samples_without_padding_are_compared_too(
+    attention: str, autocast: torch.dtype | None, micro_batch: int, fewest: int, said: str | None
+) -> None:
+    """transformers computes them by another kernel; a trace does not see them."""
+    pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    lengths = [fewest + (8 - fewest) * (n == 3) for n in range(4)]
+    words = [torch.randint(1, 20, (8,)) for _ in lengths]
+    data = [((w, torch.arange(8) < n), w) for w, n in zip(words, lengths, strict=True)]
+    model, loss = Completing(attention), nn.functional.cross_entropy
+    more: dict[str, Any] = {"batch_size": 4, "micro_batch": micro_batch, "autocast": autocast}
+    job = Job(model, data, loss, SGD(lr=0.1), **more)
+    changes = prepare(job, TrainOptions(local=True, steps=1)).compare()
+    assert [text.startswith(said or "") for text in changes] == [True] * (said is not None)
