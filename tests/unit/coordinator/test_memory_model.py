@@ -229,6 +229,20 @@ def test_plans_leave_room_for_all_that_they_take() -> None:
     assert tight.predicted.peak_bytes["x"] <= needed - MIB
 
 
+def test_a_frozen_body_with_adapters_takes_what_was_measured_of_it() -> None:
+    """Ten layers, 1536 wide, on two devices: 104 to 106 MiB (docs/results/memory.md)."""
+    adapters = 2 * 8 * 1536 * 4
+    units = measured(*[(1536 * 1537 * 4 + adapters, 1536 * 4, 1544 * 4)] * 10, (61_480, 0, 44))
+    for unit in units["units"][:10]:
+        unit["trainable_bytes"] = adapters
+    names, memory = ("x", "y"), MemoryBudgets(300 * MIB)
+    devices = tuple(MeasuredDevice(name, name, units, memory) for name in names)
+    links = {("x", "y"): ClusterLink(1e8, 1e-4), ("y", "x"): ClusterLink(1e8, 1e-4)}
+    asked = replace(request(32, 8, "dp"), optimizer_state_ratio=2.0)
+    plan = plan_cluster(asked, MeasuredCluster(devices, links, "x"))
+    assert plan.predicted.peak_bytes["y"] / MIB == pytest.approx(105, rel=0.15)
+
+
 def test_no_plan_is_made_where_only_the_units_would_fit() -> None:
     units_bytes = 8 * 3 * MIB + 4 * 8 * MIB
     with pytest.raises(PlanError, match="missing"):
