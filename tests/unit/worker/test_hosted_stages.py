@@ -18,19 +18,23 @@ from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.devices.processor import HOST
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment, StageAssignment
+from p2ptrain.messages.kinds import STATE_MANIFEST
 from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.messages.transfers import StateKey
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.net.message import Message
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY
 from p2ptrain.process.energy import EnergyMeter
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import KnownModel, LocalDevice
 from p2ptrain.runtime.io.tensor_router import TensorRouter
+from p2ptrain.state.served_state import ServedState
 from p2ptrain.state.snapshot_store import tensors_of_units
-from p2ptrain.state.transfer_server import TransferServer
+from p2ptrain.state.transfer_server import TransferServer, version_source
 from p2ptrain.worker.generation_builder import GenerationBuild
 from p2ptrain.worker.hosted_stages import HostedStages, UnsharedTensors
 from p2ptrain.worker.job_store import JobStore
@@ -121,6 +125,25 @@ async def test_stages_that_are_given_up_give_their_memory_back(captured: Capture
         build.give_up("is made ready for another plan")
         gc.collect()
         assert [one() for one in refs] == [None]
+
+
+async def test_copies_that_are_being_read_go_with_their_job(captured: Captured) -> None:
+    """A device that only keeps another's copies has no stage with whose end they would go."""
+    async with MemoryHousehold(["a"]) as household:
+        states = TransferServer(household["a"])
+        store = JobStore("job", states, lambda _version: None)
+        units = len(captured.description.units)
+        state = {n: t for n, t in trained(captured).items() if n.startswith("model:")}
+        store.versions(captured.description).put(StateKind.REPLICA, 0, units, VERSION, state, {})
+        key = StateKey(GenerationKey("job", 0), version_source(VERSION), 0, units)
+        others = weakref.WeakSet(o for o in gc.get_objects() if isinstance(o, ServedState))
+        await states.answer_manifest("b", Message(STATE_MANIFEST, key.fields()))
+        served = weakref.WeakSet(o for o in gc.get_objects() if isinstance(o, ServedState))
+        served -= others
+        assert len(served) == 1
+        store.release()
+        gc.collect()
+        assert len(served) == 0
 
 
 async def test_tied_stages_made_of_one_are_each_their_own_memory(captured: Captured) -> None:
