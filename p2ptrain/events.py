@@ -234,7 +234,7 @@ class Plan(Event):
         """In notebooks."""
         return markup.plan(
             f"plan {self.epoch} ({self.reason}): {self.micro_batches} x {self.micro_batch} "
-            f"samples, about {self.predicted_samples_per_s:,.3g} samples/s",
+            f"samples, about {markup.rounded(self.predicted_samples_per_s)} samples/s",
             ((stage.units, [(d.name, d.share) for d in stage.devices]) for stage in self.stages),
             [(out.name, out.reason) for out in self.left_out],
             self.changes_results,

@@ -19,6 +19,11 @@ def paragraph(text: str, *, bold: bool = False) -> str:
     return f'<div style="margin:2px 0{weight}">{escape(text)}</div>'
 
 
+def rounded(number: float) -> str:
+    """Three digits of it, such as `5,640`."""
+    return f"{float(f'{number:.3g}'):,.10g}"
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Texts in columns."""
     return f"<table>{_row('th', head)}{''.join(_row('td', row) for row in rows)}</table>"

@@ -34,23 +34,23 @@ def headline(course: JobCourse) -> str:
 
 def job_sentence(course: JobCourse, left_seconds: float | None) -> str:
     """What to expect next."""
-    holder = course.holder
+    place = "here" if course.holder == "here" else f"on {course.holder}"
     match course.state:
         case "starting":
-            return f"{holder} has the data. Devices are being measured, then the plan is made."
+            return f"The data is {place}. Devices are being measured, then the plan is made."
         case "waiting":
             return f"It continues when {course.message or 'a device'} is back."
         case "paused":
             return f"{course.message} has paused it. The weights stay on the devices."
         case "done":
-            return f"The trained weights are on {holder}."
+            return f"The trained weights are {place}."
         case "failed":
             return course.message or "No reason is known."
         case "stopped":
-            return f"Start it again on {holder}: p2ptrain train."
+            return f"Start it again {place}: p2ptrain train."
     if left_seconds is None:
-        return f"{holder} has the data."
-    return f"{holder} has the data. About {duration(left_seconds)} left."
+        return f"The data is {place}."
+    return f"The data is {place}. About {duration(left_seconds)} left."
 
 
 def seconds_left(course: JobCourse) -> float | None:

@@ -26,7 +26,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli.usage import UsageError
-from p2ptrain.errors import ScriptError
+from p2ptrain.errors import ScriptError, UserError
 
 if TYPE_CHECKING:
     from p2ptrain.job.job import Job
@@ -93,7 +93,7 @@ def _arguments_of(path: Path) -> Iterator[None]:
 
 
 def _call(action: Callable[[], Any], path: Path, shown: str) -> Any:
-    """Run the user's code; whatever it raises becomes a ScriptError that names its line."""
+    """Run the user's code; a failure becomes a ScriptError that names its line, a UserError stays."""
     try:
         return action()
     except SyntaxError as error:
@@ -106,6 +106,8 @@ def _call(action: Callable[[], Any], path: Path, shown: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a panic of a library in Rust, for one, is no Exception
+        if type(error) is UserError:  # the script's own words for its user
+            raise
         where = _place(error, path) or shown
         raise ScriptError(f"{where}: {type(error).__name__}: {error}{_hint(error)}") from error
 

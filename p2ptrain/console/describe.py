@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from p2ptrain import events
+from p2ptrain.markup import rounded
 from p2ptrain.net.read_form import one_line
 
 _MEMBER_WORDS = {
@@ -168,8 +169,8 @@ def plan_lines(event: events.Plan) -> list[str]:
 def plan_head(event: events.Plan) -> str:
     """Why there is a plan, how a batch is computed and how fast that should be."""
     reason = _PLAN_WORDS.get(event.reason, f"New plan ({event.reason})")
-    speed = float(f"{event.predicted_samples_per_s:.3g}")
-    about = f", about {speed:,.10g} samples/s" if speed else ""  # torchrun has no prediction
+    speed = event.predicted_samples_per_s
+    about = f", about {rounded(speed)} samples/s" if speed else ""  # torchrun has no prediction
     return f"{reason}: {_pieces(event)}{about}"
 
 

@@ -222,7 +222,7 @@ $("upload").addEventListener("click", async () => {
   const added = total - failed - known;
   put("sent", [
     added ? `${many(added, "picture")} added on ${state.device}.` : "",
-    known ? `${known} were there already${elsewhere.size ? `, and stay under ${[...elsewhere].join(", ")}` : ""}.` : "",
+    known ? `${known} ${known === 1 ? "was" : "were"} there already${elsewhere.size ? `, and stay under ${[...elsewhere].join(", ")}` : ""}.` : "",
     failed ? `${failed} did not arrive: the pictures say why. Tap Upload to try again.` : "",
   ].filter(Boolean).join(" "));
   showTiles();

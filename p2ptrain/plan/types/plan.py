@@ -243,7 +243,7 @@ class Plan:
         """In notebooks."""
         return markup.plan(
             f"{self.found_by or self.planner}: {self.micro_batches} x {self.micro_batch} samples, "
-            f"about {self.predicted.samples_per_s:,.3g} samples/s",
+            f"about {markup.rounded(self.predicted.samples_per_s)} samples/s",
             ((stage.units, [(d.name, d.share) for d in stage.devices]) for stage in self.stages),
             [(out.name, out.reason) for out in self.left_out],
         )

@@ -62,6 +62,7 @@ def test_a_curve_of_one_number_or_none_is_drawn_too() -> None:
 
 
 def test_plans_show_themselves() -> None:
+    assert ", about 5,640 samples/s" in _html(replace(PLAN, predicted_samples_per_s=5643.2))
     of_event = replace(PLAN, left_out=(events.LeftOut(ODD, "slow"),), changes_results=(ODD,))
     texts = _texts(f"<div>{_html(of_event)}</div>")
     assert texts[0] == "plan 1 (start): 4 x 8 samples, about 120 samples/s"

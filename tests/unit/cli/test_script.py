@@ -11,7 +11,7 @@ import pytest
 
 from p2ptrain.cli.script import load_job
 from p2ptrain.cli.usage import UsageError
-from p2ptrain.errors import ScriptError
+from p2ptrain.errors import ScriptError, UserError
 
 GOOD = """
 import p2ptrain, torch
@@ -70,6 +70,12 @@ def test_what_is_no_exception_is_the_script_s_failure_too(
 ) -> None:
     text = f"class Panic({base}): ...\ndef job():\n    raise Panic('odd')\n"
     with pytest.raises(ScriptError, match=r"script\.py, line 3, in job: .*: Panic: odd"):
+        load_job(script(text), [])
+
+
+def test_a_script_has_words_of_its_own_for_its_user(script: Callable[[str], str]) -> None:
+    text = "import p2ptrain\ndef job():\n    raise p2ptrain.UserError('no pictures yet')\n"
+    with pytest.raises(UserError, match=r"^no pictures yet$"):
         load_job(script(text), [])
 
 

@@ -66,8 +66,17 @@ def test_devices_that_are_not_here_say_so() -> None:
 @pytest.mark.parametrize(
     ("job", "headline", "sentence"),
     [
-        (course(), "Getting ready to train Net", "laptop has the data. Devices are being measured"),
-        (RUNNING, "Training Net: step 10 of 100", "laptop has the data. About 2 min left."),
+        (
+            course(),
+            "Getting ready to train Net",
+            "The data is on laptop. Devices are",
+        ),
+        (
+            course(step(3), events.Done(3, 1.0, 1.0, None), holder="here"),
+            "Done: Net, 3 steps",
+            "The trained weights are here.",
+        ),
+        (RUNNING, "Training Net: step 10 of 100", "The data is on laptop. About 2 min left."),
         (
             course(step(3), events.Waiting("pi")),
             "Training Net stands still at step 3 of 100",
