@@ -96,11 +96,6 @@ class Prefix(NamedTuple):
     number: int
 
     @property
-    def first(self) -> bool:
-        """Whether a message begins here."""
-        return self.header_bytes > 0
-
-    @property
     def last(self) -> bool:
         """Whether a message ends here."""
         return self.flags >= LAST

@@ -159,11 +159,6 @@ class PageSource:
             if text:
                 self._notes.append(NoteView(round(self._unix()), event.event, text))
 
-    def close(self) -> None:
-        """End every stream."""
-        for stream in self.streams.values():
-            stream.close()
-
     async def _look(self, fresh_seconds: float) -> Seen:
         async with self._looking:
             now = self._now()

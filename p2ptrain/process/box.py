@@ -109,10 +109,6 @@ class Child(Protocol):
 class Nursery(Protocol):
     """Where children come from."""
 
-    @property
-    def pid(self) -> int | None:
-        """Of the process that forks them; None where there is none."""
-
     async def child(self) -> Child:
         """A new one. Raises NoBox."""
 
@@ -163,11 +159,6 @@ class Box:
         if answer is not None:
             return answer
         raise _verdict(how, status if was_over else None, child.place())
-
-    @property
-    def pid(self) -> int | None:
-        """Of the process that children come from; None where each is started."""
-        return self._nursery.pid
 
     def close(self) -> None:
         """No question comes any more."""
@@ -393,7 +384,6 @@ class Starter:
     def __init__(self, preload: Sequence[str] = ()) -> None:
         """`preload`: modules that each imports first."""
         self._preload = tuple(preload)
-        self.pid = None
 
     async def child(self) -> Child:
         process = await asyncio.create_subprocess_exec(

@@ -110,11 +110,6 @@ class WorkerSession:
         """Of the newest command that was obeyed."""
         return self._core.generation
 
-    @property
-    def refused(self) -> int:
-        """Stale commands so far."""
-        return self._core.refused
-
     # -- the holder's ----------------------------------------------------------------------------
 
     async def report_state(self, peer: str, request: StateRequest) -> Message:

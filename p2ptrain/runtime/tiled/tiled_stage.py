@@ -119,10 +119,6 @@ class TiledStage(Stage):
                     sums[number] = gradient if known is None else known + gradient
         return self._passes[key].begin_backward(by_tile)
 
-    def kept(self, key: int) -> list[Tensor]:
-        """Maps that micro-batch `key` keeps for its backward, besides those that autograd keeps."""
-        return self._passes[key].kept
-
     def receive(
         self, key: int, mode: RoundMode, messages: Iterable[TileMessage]
     ) -> list[TileMessage]:

@@ -54,11 +54,6 @@ class DevicePass:
         """Groups from this one on have given their parameters' gradients, on every tile."""
         return max(tile_pass.backward_from for tile_pass in self._passes.values())
 
-    @property
-    def kept(self) -> list[Tensor]:
-        """As `TilePass.kept`, of all tiles."""
-        return [tensor for tile_pass in self._passes.values() for tensor in tile_pass.kept]
-
     def broken_units(self, network: MapNetwork) -> range | None:
         """Between forward and backward, as the function of that name: the first of all tiles here.
 

@@ -34,7 +34,7 @@ def test_round_trip(
     data = pack_prefix(*prefix)
     assert len(data) == PREFIX_BYTES
     assert decode_prefix(data) == prefix
-    assert (prefix.first, prefix.last) == (first, last)
+    assert prefix.last == last
 
 
 @pytest.mark.parametrize(
