@@ -126,6 +126,7 @@ class PlainRun:
         """Of its batches."""
         pieces = [step.samples for step in self.steps]
         pieces += [] if self.evaluation is None else [self.evaluation.samples]
+        pieces += [] if self.unpadded is None else [self.unpadded.samples]
         return min(pieces, default=0)
 
 
