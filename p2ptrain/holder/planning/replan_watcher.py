@@ -314,8 +314,11 @@ class ReplanWatcher:
         try:
             async with asyncio.timeout(limit):
                 found, in_sight = await self._evaluation(look).answer()
-        except (Error, TimeoutError) as error:
-            log.info("not_looked", why=str(error) or "it took too long")
+        except Exception as error:  # what waits for the look waits no longer, and training goes on
+            if isinstance(error, Error | TimeoutError):
+                log.info("not_looked", why=str(error) or "it took too long")
+            else:
+                log.error("not_looked", why=repr(error), exc_info=error)
             self._looking = None
             why = str(error) if isinstance(error, PlanError) else None
             self._do(self._core.failed(look.number, monotonic(), why))

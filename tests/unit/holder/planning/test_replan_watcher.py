@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -13,12 +16,18 @@ from p2ptrain.events import Event
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.planning import replan_watcher
+from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.rounds.generation_runner import GenerationWork
 from p2ptrain.holder.start.journal import Journal
+from p2ptrain.messages.job_requests import JobQuestion
+from p2ptrain.messages.kinds import LEAVING
 from p2ptrain.messages.reconfigure import ReconfigureReply
+from p2ptrain.net.message import Message
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.choose_version import VersionChoice
+from p2ptrain.recovery.cores.holder_events import ChangeWanted
+from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.version import Version
 from p2ptrain.recovery.watch.drift_watch import CONFIRMED
 from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds
@@ -80,6 +89,41 @@ def _round(driver: JobDriver, clock: Clock, b: str, slower: float) -> None:
     taken = {(0, memory_id("a")): 1.0, (0, b): slower}
     spans = {seat: CpuSpan(DUE.wall * times, DUE.cpu) for seat, times in taken.items()}
     driver.replan_watcher.busy(spans, copying=False)
+
+
+async def test_a_bug_in_a_look_keeps_no_device_from_leaving(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken:
+        def __init__(self, *_: object) -> None:
+            """As `ReplanEvaluation`."""
+
+        async def answer(self) -> None:
+            raise ZeroDivisionError
+
+    monkeypatch.setattr(replan_watcher, "ReplanEvaluation", Broken)
+    async with _driver() as (driver, mesh_b):
+        b, found = mesh_b.self_id, asyncio.Event()
+        mesh, planning = driver.replan_watcher._mesh, driver.replan_watcher._planning
+        wanted: list[ChangeWanted] = []
+
+        def want(change: ChangeWanted) -> None:
+            wanted.append(change)
+            found.set()
+
+        rules = SimpleNamespace(alive=frozenset({b}), faulty=frozenset(), lowered={})
+        planner, profiler = Planner(mesh, pytest.fail), ClusterProfiler(mesh)
+        asked = mesh, planning, planner, profiler, cast(Any, rules), lambda: 10, want
+        watcher = replan_watcher.ReplanWatcher(*asked, replans=True)
+        watcher.start()
+        watcher.began(_answer(driver, b, new=True))
+        leaving = Message(LEAVING, JobQuestion(planning.job).fields())
+        leave = asyncio.create_task(mesh_b.call(mesh.self_id, leaving, timeout_seconds=20.0))
+        async with asyncio.timeout(10.0):
+            await found.wait()
+        assert wanted == [ChangeWanted(ReconfigureReason.LEAVE, b)]
+        await watcher.close()
+        await leave
 
 
 async def test_what_an_evaluation_takes_is_no_part_of_a_round(
