@@ -93,7 +93,7 @@ def _arguments_of(path: Path) -> Iterator[None]:
 
 
 def _call(action: Callable[[], Any], path: Path, shown: str) -> Any:
-    """Run the user's code; a failure becomes a ScriptError that names its line, a UserError stays."""
+    """Run the user's code; a failure becomes a ScriptError with its line, a UserError stays."""
     try:
         return action()
     except SyntaxError as error:
