@@ -14,6 +14,7 @@ from p2ptrain.cli import pairing_code, startup
 def main() -> int:
     """Run the command line; returns the exit code."""
     pairing_code.take_out_of_sight(sys.argv[1:])
+    startup.let_threads_sleep(sys.argv[1:])
     startup.ensure_merging_heap(sys.argv[1:])
     startup.keep_signals()
     startup.complete_standard_streams()

@@ -1,4 +1,4 @@
-"""A command that computes starts itself again, and then freed memory merges."""
+"""A command that computes starts itself again: freed memory merges, and its threads sleep."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from p2ptrain.cli.startup import SETTING, VARIABLE
+from p2ptrain.cli.startup import SETTING, SPINS, VARIABLE
 
 on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
 
@@ -17,6 +17,14 @@ on_glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another
 STARTED = """
 import atexit, os
 atexit.register(lambda: print(os.getpid(), os.environ.get("GLIBC_TUNABLES")))
+from p2ptrain.__main__ import main
+main()
+"""
+
+
+THREADS = """
+import atexit
+atexit.register(lambda: __import__("torch"))
 from p2ptrain.__main__ import main
 main()
 """
@@ -71,3 +79,16 @@ def test_a_command_starts_itself_again_with_what_it_was_started_with() -> None:
     other = "glibc.malloc.mxfast=64"
     assert run(STARTED, other, *help_)[1] == f"{other}:{SETTING}"
     assert run(STARTED, "glibc.malloc.tcache_count=3", *help_)[1] == "glibc.malloc.tcache_count=3"
+
+
+@on_glibc
+def test_torch_reads_how_long_its_threads_spin() -> None:
+    said = {n: v for n, v in os.environ.items() if n not in (SPINS, "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS, "join", "--help"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=said | {"OMP_DISPLAY_ENV": "verbose"},
+    )
+    assert f"{SPINS} = '1000'" in done.stderr

@@ -1,4 +1,4 @@
-"""A command that computes runs without the caches that keep freed memory in pieces."""
+"""A command that computes keeps no freed memory in pieces, and its threads spin briefly."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from p2ptrain.cli.startup import SETTING, VARIABLE, ensure_merging_heap
+from p2ptrain.cli.startup import SETTING, SPINS, VARIABLE, ensure_merging_heap, let_threads_sleep
 
 
 class Executed(list[tuple[str, list[str], Mapping[str, str]]]):
@@ -69,3 +69,18 @@ def test_where_it_cannot_be_started_again_it_goes_on(monkeypatch: pytest.MonkeyP
         raise FileNotFoundError(path)
 
     ensure_merging_heap(["join"], {}, fails, is_glibc=True)
+
+
+def test_threads_of_a_command_that_computes_spin_briefly() -> None:
+    environment: dict[str, str] = {}
+    let_threads_sleep(["status"], environment)
+    assert environment == {}
+    let_threads_sleep(["join", "--debug"], environment)
+    assert int(environment[SPINS]) > 0
+
+
+@pytest.mark.parametrize("said", [{SPINS: "5"}, {"OMP_WAIT_POLICY": "active"}])
+def test_how_threads_wait_is_the_users_choice(said: dict[str, str]) -> None:
+    environment = dict(said)
+    let_threads_sleep(["train", "x.py"], environment)
+    assert environment == said
