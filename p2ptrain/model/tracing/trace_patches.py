@@ -118,7 +118,8 @@ class _Checkpoints:
 
         def forward(norm: _BatchNorm, x: Tensor) -> Tensor:
             out = original(norm, x)
-            if norm.training and norm.track_running_stats:
+            again = norm.training and norm.track_running_stats and self._calls_in_backward
+            if again:  # torch.export takes long over each part without gradients
                 with torch.no_grad():
                     for _ in range(self._calls_in_backward):
                         original(norm, x)
