@@ -31,8 +31,6 @@ from p2ptrain.recovery.work_signs import USUAL, SignLimits
 
 log = get_logger(__name__)
 
-PROFILE_TIMEOUT_SECONDS = 60.0
-
 LINK_TIMEOUT_SECONDS = 20.0
 
 HANGS_SECONDS = 60.0
@@ -44,15 +42,25 @@ class ClusterProfiler:
 
     Args:
         limits: how long a device that is asked may show nothing.
+        profile_seconds: for which devices are waited for that measure the model.
+        alone_seconds: the same for the only device: without it there is no plan.
 
     Attributes:
         hangs: is called for a device that does not do what it is asked for.
     """
 
-    def __init__(self, mesh: Mesh, limits: SignLimits = USUAL) -> None:
+    def __init__(
+        self,
+        mesh: Mesh,
+        limits: SignLimits = USUAL,
+        *,
+        profile_seconds: float = 60.0,
+        alone_seconds: float = 600.0,
+    ) -> None:
         self.hangs: Callable[[Hangs], None] = lambda _error: None
         self._mesh = mesh
         self._limits = limits
+        self._profile_seconds, self._alone_seconds = profile_seconds, alone_seconds
         self._hung: dict[str, tuple[Hangs, float]] = {}  # by device: until when
         self._links = MeasuredLinks()
         self._surveying = asyncio.Lock()
@@ -187,7 +195,10 @@ class ClusterProfiler:
             )
             for device in names
         }
-        answers = await asyncio.gather(*(self._profile(d, names[d], asked[d]) for d in names))
+        seconds = self._profile_seconds if len(names) > 1 else self._alone_seconds
+        answers = await asyncio.gather(
+            *(self._profile(device, name, asked[device], seconds) for device, name in names.items())
+        )
         if keeps_company:
             await self._report_measured(names)
         return dict(zip(names, answers, strict=True))
@@ -200,16 +211,16 @@ class ClusterProfiler:
                 log.info("not_told", device=name, why=str(error))
 
     async def _profile(
-        self, device: str, name: str, asked: ProfileAsked
+        self, device: str, name: str, asked: ProfileAsked, seconds: float
     ) -> MeasuredDevice | LeftOut:
         try:
             measure = Message(MEASURE_PROFILE, asked.fields())
             parts = limited(LARGE.most_bytes)
-            reply = await self._asked(device, measure, PROFILE_TIMEOUT_SECONDS, parts)
+            reply = await self._asked(device, measure, seconds, parts)
             answer = await read_part(ProfileAnswer, reply)
             facts = answer.memory, answer.taken_bytes, answer.compute
             return MeasuredDevice(device, name, answer.measured, *facts)
         except TimeoutError:
-            return LeftOut(name, f"did not answer within {PROFILE_TIMEOUT_SECONDS:.0f} s")
+            return LeftOut(name, f"did not answer within {seconds:.0f} s")
         except Error as error:
             return LeftOut(name, str(error))

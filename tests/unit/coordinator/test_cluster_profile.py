@@ -17,6 +17,7 @@ from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
 from p2ptrain.messages.plan_request import JobPlanRequest, SharingLimits
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message
+from p2ptrain.plan.types.plan import LeftOut
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.coordinator.test_memory_model import request
 
@@ -106,6 +107,26 @@ async def asked_of_one(job: JobPlanRequest) -> dict[str, Any]:
         await ClusterProfiler(mesh["a"]).profile(job, mesh["a"].self_id, names, 1)
         (fields,) = asked
         return fields
+
+
+async def test_the_only_device_is_waited_for() -> None:
+    """It may be slow or busy; beside others it would be left out."""
+    async with MemoryHousehold(["a", "b"]) as mesh:
+
+        async def measure(_peer: str, _message: Message) -> Message:
+            await asyncio.sleep(0.2)
+            content = {"measured": {}, "memory": {"compute_bytes": 1}, "taken_bytes": 0}
+            return Message(MEASURE_PROFILE, {}, (memoryview(cbor.dumps(content)),))
+
+        profiler = ClusterProfiler(mesh["a"], profile_seconds=0.05)
+        for name in "ab":
+            mesh[name].route(MEASURE_PROFILE, measure)
+        ids = {mesh[name].self_id: name for name in "ab"}
+        own = mesh["a"].self_id
+        alone = await profiler.profile(REQUEST, own, {own: "a"}, 1)
+        assert isinstance(alone[own], MeasuredDevice)
+        beside = await profiler.profile(REQUEST, own, ids, 2)
+        assert LeftOut("a", "did not answer within 0 s") in beside.values()
 
 
 async def test_a_device_measured_alone_needs_no_company() -> None:
