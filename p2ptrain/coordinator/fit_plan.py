@@ -40,7 +40,9 @@ def fit_plan(
     request = request.settled(asynchronous=plan.mode is PlanMode.ASYNC)
     why = {out.name: out.reason for out in unmeasured}
     PlanQuestion(request, household).check_fits(plan, why)
-    check_allowed(plan, request)
+    profile, cluster = planner_question(request, household)
+    _check_tiling(plan, request)
+    _check_sharing(plan, request)
     if plan.mode is PlanMode.SYNC:
         plan = replace(plan, split=_split(plan, request))
     said = {out.name: out.reason for out in plan.left_out}
@@ -52,31 +54,18 @@ def fit_plan(
     plan = replace(
         plan, left_out=left_out, planner=plan.planner if plan.planner in NAMES else "auto"
     )
-    plan = predicted_here(plan, request, household)
+    found = simulate_plan(plan, profile, cluster, overlap=True, updates_ahead=not request.clip)
+    predicted = Predicted(found.round_seconds, found.samples_per_s, found.peak_bytes)
     memory = {c.name: c.memory for c in household.candidates}
+    plan = with_full_memory(
+        replace(plan, predicted=predicted),
+        *(profile, request, household.holder, memory, household.accelerated),
+    )
     for name in sorted(plan.predicted.peak_bytes):
         short = memory[name].shortage(plan.predicted.needed(name))
         if short is not None:
             raise PlanError(short.text(name, plan.predicted.needed(name)))
     return plan
-
-
-def predicted_here(plan: Plan, request: JobPlanRequest, household: MeasuredCluster) -> Plan:
-    """`plan` with the speed and memory that it means for these devices, whatever it says."""
-    profile, cluster = planner_question(request, household)
-    found = simulate_plan(plan, profile, cluster, overlap=True, updates_ahead=not request.clip)
-    predicted = Predicted(found.round_seconds, found.samples_per_s, found.peak_bytes)
-    memory = {c.name: c.memory for c in household.candidates}
-    return with_full_memory(
-        replace(plan, predicted=predicted),
-        *(profile, request, household.holder, memory, household.accelerated),
-    )
-
-
-def check_allowed(plan: Plan, request: JobPlanRequest) -> None:
-    """Raises OptionError: the model does not allow tiles or groups as the plan has them."""
-    _check_tiling(plan, request)
-    _check_sharing(plan, request)
 
 
 def _check_tiling(plan: Plan, request: JobPlanRequest) -> None:

@@ -139,7 +139,6 @@ class JobStore:
     def release(self) -> None:
         """Forget everything but what is trained: that is for `end`, once it has stopped."""
         self._versions = None
-        self._states.reopen(self._job)  # what was open for readers
         if self.hosted is not None:
             self._ends(self.hosted, "the job has ended")
 

@@ -14,15 +14,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from functools import partial
 from math import inf
 from secrets import randbits
 
-from p2ptrain.coordinator.fit_plan import check_allowed, predicted_here
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, overheads_of
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.coordinator.service import PlanWish, search
-from p2ptrain.errors import Error, LinkClosed, NotInCharge, PlanError, ProtocolError
+from p2ptrain.errors import Error, LinkClosed, NotInCharge, PlanError
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import Hangs, call_while_it_works, cancel_remote_work, read_beside
@@ -30,7 +28,6 @@ from p2ptrain.messages.kinds import PLAN, PLAN_END
 from p2ptrain.net.message import Message
 from p2ptrain.net.parts import LARGE, limited, part_of
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.recovery.work_signs import PLANS, SignLimits
 
@@ -48,10 +45,6 @@ NUMBER_BITS = 48
 
 MOST_LATE = 3
 """Answers in a row that came too late, though the device said that it works."""
-
-MOST_UNTRUE = 1.05
-"""What a plan needs may be so many times what it says: a device that lacks more than was planned
-for gets less in the next plan, whichever device has made the first."""
 
 WORTH_ASKING = 1.25
 """How many times as fast as the coordinator another device must be."""
@@ -167,7 +160,7 @@ class Planner:
                 reply_parts=limited(LARGE.most_bytes),
                 limits=self._limits,
             )
-            return await read_beside(partial(_answered, question), part_of(reply))
+            return await read_beside(question.answered, part_of(reply))
         except PlanError as error:  # no device is to blame where none is found here either
             return error
         except asyncio.CancelledError:
@@ -190,21 +183,6 @@ class Planner:
         self._late = ("", 0)
         self._passed_over.add(device)
         self._on_passed_over(device, why)
-
-
-def _answered(question: PlanQuestion, data: bytes) -> Plan:
-    """A plan for the question, as it travels. Raises OptionError, ProtocolError: it is none."""
-    plan = question.answered(data)
-    request = question.request.settled(asynchronous=plan.mode is PlanMode.ASYNC)
-    check_allowed(plan, request)
-    if plan.mode is PlanMode.ASYNC:  # what waits in it is counted otherwise when it is searched
-        return plan
-    here = predicted_here(plan, request, question.household).predicted
-    for candidate in question.household.candidates:
-        said, needed = plan.predicted.peak_bytes, here.peak_bytes.get(candidate.name, 0)
-        if needed > said.get(candidate.name, 0) * MOST_UNTRUE:
-            raise ProtocolError(f"a plan that needs more memory of {candidate.name} than it says")
-    return plan
 
 
 def fastest(household: MeasuredCluster, here: str) -> str:

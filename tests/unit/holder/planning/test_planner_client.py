@@ -441,23 +441,6 @@ async def test_a_plan_of_strangers_is_not_taken(
     assert await Asker(mesh["c"]).plan(question) == (right, mesh["c"].self_id)
 
 
-async def test_a_plan_that_says_it_needs_less_memory_than_it_does_is_not_taken(
-    mesh: MemoryHousehold, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its devices would be short of what it says, and get next to nothing in the next one."""
-    household = measured_household(ids_of(mesh), b=0.2)
-    right = plan_cluster(REQUEST, household)
-    little = replace(right.predicted, peak_bytes=dict.fromkeys(right.predicted.peak_bytes, 1000))
-    answers = iter([replace(right, predicted=little), right])
-    monkeypatch.setattr(service, "plan_cluster", lambda *_question: next(answers))
-    routed(mesh["b"])
-    planner = Asker(mesh["c"])
-    found = await planner.plan(PlanQuestion(REQUEST, household))
-    assert found == (right, mesh["c"].self_id)
-    ((_, why),) = planner.passed
-    assert "needs more memory of" in why
-
-
 async def test_that_no_plan_fits_is_the_answer(mesh: MemoryHousehold) -> None:
     routed(mesh["b"])
     household = measured_household(ids_of(mesh), b=0.2)
