@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.plan import planner_registry
 from p2ptrain.recovery import choose_version
 from tests.support.shared_captures import equal_models_are_captured_once
 
@@ -15,9 +14,3 @@ __all__ = ["all_go_back", "equal_models_are_captured_once"]
 def all_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost stage is never made anew: where it is not possible, copies must do."""
     monkeypatch.setattr(choose_version, "plan_rebuilds", lambda *_: ())
-
-
-@pytest.fixture(autouse=True)
-def forced_plans_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plans that tests force name this planner."""
-    monkeypatch.setitem(planner_registry.PLANNERS, "forced", planner_registry.PLANNERS["auto"])

@@ -70,7 +70,7 @@ def plan(
     split = BatchSplit(request.batch_size, request.micro_batch)
     peaks = {device.name: 0 for device in cluster.devices}
     predicted = Predicted(round_seconds=1.0, samples_per_s=1.0, peak_bytes=peaks)
-    return Plan("forced", split, _planned(stages, len(profile.units), split, names), predicted)
+    return Plan("auto", split, _planned(stages, len(profile.units), split, names), predicted)
 
 
 def _planned(

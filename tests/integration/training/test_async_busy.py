@@ -121,7 +121,7 @@ def plan(
         for p, name in enumerate(names)
     )
     peaks = dict.fromkeys(names, 0)
-    return Plan("forced", split, stages, Predicted(1.0, BATCH, peaks), mode=request.mode)
+    return Plan("auto", split, stages, Predicted(1.0, BATCH, peaks), mode=request.mode)
 
 
 @contextmanager

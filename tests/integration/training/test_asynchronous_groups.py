@@ -57,7 +57,7 @@ def dealt(
         for p, own in enumerate(shares)
     )
     peaks = {device.name: 0 for device in cluster.devices}
-    return Plan("forced", split, stages, Predicted(1.0, 1.0, peaks), mode=PlanMode.ASYNC)
+    return Plan("auto", split, stages, Predicted(1.0, 1.0, peaks), mode=PlanMode.ASYNC)
 
 
 def _several(own: Sequence[int]) -> bool:

@@ -68,7 +68,7 @@ def _plan(
     tiles = PlannedStage((0, shape.units), devices, depths[0], Allocation.TILES, tiling=shape)
     stages = (tiles, *alone)
     peaks = {device.name: 0 for device in cluster.devices}
-    return Plan("forced", split, stages, Predicted(1.0, 1.0, peaks))
+    return Plan("auto", split, stages, Predicted(1.0, 1.0, peaks))
 
 
 class Net(nn.Module):
