@@ -46,6 +46,9 @@ MAX_SPARE = 4
 PRIVATE_WEIGHTS = (1.0, 2.0, 4.0)
 """Of a private plan's last stage, which shares its device's time with the first."""
 
+PAIR_ELEMENTS = 10
+"""What a pair of an order's devices costs beside its elements: how fast they reach each other."""
+
 ROOMY = 1 << 10
 """Units of a stage while only its devices are changed."""
 
@@ -109,7 +112,8 @@ class OrderSearch:
         """Value the neighbours of the best, of the next best, and so on while there is room.
 
         Arguments:
-            most_elements: of the dynamic programmes: orders x stages x places^2.
+            most_elements: of the dynamic programmes (orders x stages x places^2), and of what
+                pairs of devices cost.
         """
         room, looked_at = most_elements, set[Order]()
         for _ in range(looks):
@@ -118,7 +122,9 @@ class OrderSearch:
             if best is None or room <= 0:
                 break
             looked_at.add(best)
+            devices = sum(len(part.devices) for part in best)
             size = len(best) * len(self.places) ** 2 * len(self.weights)
+            size += PAIR_ELEMENTS * devices**2
             near = (order for order in self._near(best) if order not in self.values)
             new = list(islice(dict.fromkeys(near), room // size))
             room -= size * len(new)
