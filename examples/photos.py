@@ -120,7 +120,7 @@ def load(folder: str, size: int) -> tuple[Pictures, Pictures]:
     if len(files) < 2 or few:
         raise p2ptrain.UserError(
             f"too few pictures in {root}: two labels with {FEWEST} pictures each are the least, "
-            f"and here {', '.join(few) if few else f'are {len(files)} labels'}"
+            f"and here {', '.join(few) if few else 'is 1 label' if files else 'is none'}"
         )
     train, test = [], []
     for number, found in enumerate(files.values()):

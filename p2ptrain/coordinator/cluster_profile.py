@@ -195,7 +195,7 @@ class ClusterProfiler:
             )
             for device in names
         }
-        seconds = self._profile_seconds if len(names) > 1 else self._alone_seconds
+        seconds = self._profile_seconds if count > 1 else self._alone_seconds
         answers = await asyncio.gather(
             *(self._profile(device, name, asked[device], seconds) for device, name in names.items())
         )

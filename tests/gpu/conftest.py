@@ -13,10 +13,7 @@ import pytest
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.probes import PROBES, make_accelerator
 from p2ptrain.devices.processor import HOST
-from tests.integration.training.conftest import forced_plans_are_known
 from tests.support.twin_device import TwinDevice
-
-__all__ = ["forced_plans_are_known"]
 
 CHOSEN = "P2PTRAIN_TEST_DEVICE"
 

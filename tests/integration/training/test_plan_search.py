@@ -15,6 +15,7 @@ from tests.support.memory_household import MemoryHousehold
 from tests.unit.holder.planning.test_planner_client import (
     NAMES,
     REQUEST,
+    Asker,
     ids_of,
     measured_household,
     mesh,
@@ -35,8 +36,10 @@ async def test_beside_training_a_process_of_the_fastest_finds_the_same(
 
     real = service.run_in_child
     monkeypatch.setattr(service, "run_in_child", apart)
-    searches = {name: routed(mesh[name]) for name in NAMES}
+    for name in NAMES:
+        routed(mesh[name])
     household = measured_household(ids_of(mesh), b=0.2)
-    plan = await searches["c"].plan(PlanQuestion(REQUEST, household), SearchPriority.IDLE)
+    asked = PlanQuestion(REQUEST, household)
+    plan = await Asker(mesh["c"]).search(asked, SearchPriority.IDLE)
     assert hastes == [SearchPriority.IDLE]  # the coordinator has not searched itself
     assert plan == plan_cluster(REQUEST, household)
