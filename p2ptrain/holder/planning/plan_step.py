@@ -102,6 +102,7 @@ class PlanStep:
         self._planner = planner
         self._findings = heard
         self._trouble: tuple[str, str] | None = None  # whose plan could not be made ready, and why
+        self._newest = 0  # generation of the newest attempt
 
     def was_not_ready(self, made: PlannedAttempt, reason: str) -> bool:
         """Whether another device's plan may be to blame: then the next one is made here."""
@@ -123,6 +124,7 @@ class PlanStep:
             UserError: no plan fits, or there is no use in another one.
         """
         started = monotonic()
+        self._newest = make.generation
         with timed(log, "planned"):
             made = await self._make_plan(make)
         await failpoints.reach("planned.after", device=self._mesh.self_id)
@@ -232,6 +234,8 @@ class PlanStep:
         proposed = self._proposed(make, question)
         if proposed is not None:
             return proposed, ""
+        if make.generation != self._newest:  # asking would give up the newest one's question
+            raise PlanError("a later attempt has begun")
         if self._trouble is not None:
             return await search(question, SearchPriority.ALONE), self._mesh.self_id
         return await self._planner.plan(question)

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from p2ptrain import events
+from p2ptrain.coordinator import service
+from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import InternalError, PeerError, PlanError
 from p2ptrain.events import Event, Plan, Step
 from p2ptrain.job.train_options import TrainOptions
@@ -77,6 +79,46 @@ async def test_a_coordinator_that_dies_while_a_job_is_prepared_is_missed_by_nobo
         assert household.losses == undisturbed(make_job(), 3).losses
         used = {d.name for stage in household.plan.stages for d in stage.devices}
         assert used == {"a", "b", "c"}
+
+
+async def test_an_earlier_attempt_that_is_still_measuring_stops_no_later_search(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searching, measured = asyncio.Event(), asyncio.Event()
+    attempts: list[ClusterProfiler] = []
+    profile, search = ClusterProfiler.profile, service.run_in_child
+
+    async def slow_at_first(profiler: ClusterProfiler, *asked: Any) -> Any:
+        attempts.append(profiler)
+        is_first = len(attempts) == 1
+        answers = await profile(profiler, *asked)
+        if is_first:
+            await searching.wait()
+            measured.set()
+        return answers
+
+    async def slow(*asked: Any) -> Any:
+        searching.set()
+        await measured.wait()
+        await asyncio.sleep(0.3)  # in which the first attempt would ask as well
+        return await search(*asked)
+
+    monkeypatch.setattr(ClusterProfiler, "profile", slow_at_first)
+    monkeypatch.setattr(service, "run_in_child", slow)
+    async with devices(4) as household:
+        household.mesh.elect("d")
+        killing: list[asyncio.Task[None]] = []
+        at_first(
+            household,
+            "b",
+            MEASURE_PROFILE,
+            lambda: killing.append(asyncio.create_task(household.mesh.kill("d"))),
+        )
+        async with asyncio.timeout(30):
+            await household.holder_run(make_job(epochs=1)).run()
+        await asyncio.gather(*killing)
+        assert len(attempts) == 2
+        assert household.losses == undisturbed(make_job(), 3).losses
 
 
 Answer = Callable[[str, Message], Awaitable[Message | None]]
