@@ -141,6 +141,7 @@ class JobStore:
         self._versions = None
         if self.hosted is not None:
             self._ends(self.hosted, "the job has ended")
+        self._states.reopen(self._job)  # what was open for readers
 
     async def end(self) -> None:
         """Stop what is trained here, and forget it. No task and no tensor is left."""

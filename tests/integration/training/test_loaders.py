@@ -313,7 +313,7 @@ async def test_loaders_go_with_every_way_to_train(way: str) -> None:
         "asynchronous": len(stages) == 3,
     }[way]
     expected, _ = plain(kind)
-    near = 0.1 if way == "asynchronous" else 1e-5
+    near = 0.2 if way == "asynchronous" else 1e-5  # the cut decides which layers' are older
     assert household.losses == pytest.approx(expected, abs=near)
 
 
