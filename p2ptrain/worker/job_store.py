@@ -117,6 +117,7 @@ class JobStore:
         """From now on these stages are what is trained here."""
         self.hosted, self._is_running = hosted, True
         self._ends(hosted, "training has begun")
+        self._states.reopen(self._job)
         if self._versions is not None:
             self._versions.reserve(hosted.places)
 
@@ -162,4 +163,3 @@ class JobStore:
     def _ends(self, hosted: HostedStages, why: str) -> None:
         """What arrived for these stages, and for those before them, is read no more."""
         self._states.arriving.end(hosted.assignment.key, why)
-        self._states.reopen(self._job)

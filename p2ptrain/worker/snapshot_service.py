@@ -189,6 +189,7 @@ class SnapshotCollector:
     async def stop(self) -> None:
         """Read nothing any more."""
         self._offered.clear()
+        self._reading.clear()
         await self._tasks.cancel()
 
     async def _collect(self, owner: str, copy: StageCopy, nbytes: int, pacing: ReadPacing) -> None:
