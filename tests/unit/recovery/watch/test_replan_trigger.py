@@ -47,6 +47,14 @@ def look(instructions: list[ElasticInstruction]) -> EvaluateNow:
     return one
 
 
+def with_c_that_does_not_pay() -> ReplanTrigger:
+    """It came at 1 s, and was looked at."""
+    core = begun()
+    core.joined("c", 1.0)
+    assert core.answered(look(core.tick(3.0)).number, frozenset(), SEEN, 4.0) == []
+    return core
+
+
 def test_newcomers_settle_before_they_are_looked_at_and_all_at_once() -> None:
     core = begun()
     assert core.joined("c", 1.0) == []
@@ -60,10 +68,7 @@ def test_newcomers_settle_before_they_are_looked_at_and_all_at_once() -> None:
 
 
 def test_who_does_not_pay_stays_outside_until_the_next_drift_look() -> None:
-    core = begun()
-    core.joined("c", 1.0)
-    found = look(core.tick(3.0))
-    assert core.answered(found.number, frozenset(), SEEN, 4.0) == []
+    core = with_c_that_does_not_pay()
     assert core.tick(1000.0) == []
     later = look(core.compared(1001.0))
     assert later.reason is ReconfigureReason.DRIFT
@@ -71,18 +76,14 @@ def test_who_does_not_pay_stays_outside_until_the_next_drift_look() -> None:
     assert changed == [AdoptPlan(ReconfigureReason.JOIN)]
 
 
-def test_a_device_that_was_suspected_has_not_come_anew() -> None:
-    core = begun()
-    core.joined("c", 1.0)
-    core.answered(look(core.tick(3.0)).number, frozenset(), SEEN, 4.0)
+def test_a_device_that_was_suspected_has_not_come_again() -> None:
+    core = with_c_that_does_not_pay()
     assert core.joined("c", 5.0) == []
     assert core.tick(100.0) == []
 
 
 def test_a_device_that_comes_back_is_looked_at_again() -> None:
-    core = begun()
-    core.joined("c", 1.0)
-    core.answered(look(core.tick(3.0)).number, frozenset(), SEEN, 4.0)
+    core = with_c_that_does_not_pay()
     core.gone("c", 5.0)
     core.joined("c", 6.0)
     assert look(core.tick(7.0)).reason is ReconfigureReason.JOIN
@@ -339,15 +340,15 @@ def test_changes_that_nothing_forced_are_remembered() -> None:
     assert look(core.compared(12.0)).moved_seconds_ago == (10.0,)
 
 
-def test_of_changes_without_number_the_last_ones_are_told() -> None:
-    """A request with all of them would be refused one day, and no look made any more."""
+def test_of_many_changes_the_last_ones_are_remembered() -> None:
+    """Each doubles what the next has to gain, so that more make no difference."""
     core = begun()
     for change in range(MAX_MOVES + 5):
         found = look(core.compared(10.0 * change))
         core.answered(found.number, AB, SEEN, 10.0 * change)
         core.began(AB, 10.0 * change)
-    told = look(core.compared(1000.0)).moved_seconds_ago
-    assert (len(told), told[-1]) == (MAX_MOVES, 1000.0 - 10.0 * (MAX_MOVES + 4))
+    ages = look(core.compared(1000.0)).moved_seconds_ago
+    assert (len(ages), ages[-1]) == (MAX_MOVES, 1000.0 - 10.0 * (MAX_MOVES + 4))
 
 
 def test_what_was_planned_in_haste_is_looked_at_once_whatever_was_changed_lately() -> None:
