@@ -61,7 +61,7 @@ TALKS = SignLimits(still_seconds=inf, fruitless_seconds=inf)
 """For a device that only has to answer others."""
 
 PLANS = SignLimits(silent_seconds=5.0, still_seconds=5.0, fruitless_seconds=inf)
-"""For one that searches a plan; none waits for it for longer, where it may search itself."""
+"""For one that searches a plan: as long as it works; who waits for it can search too."""
 
 
 class Signs:
