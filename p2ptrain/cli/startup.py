@@ -16,9 +16,7 @@ free blocks beside them:
 So no free block fits the next 4 MiB (docs/decisions/004-a-heap-without-caches.md). The rest of the
 allocator is set by `process/allocator.py`.
 
-Torch's threads wait for each other asleep. By itself OpenMP has them spin for 3 ms first. Where
-other programs compute too, that takes the core from the thread that they wait for: a ResNet-101's
-first batches took four times as many processor seconds.
+Torch's threads wait for each other asleep (`let_threads_sleep`).
 """
 
 from __future__ import annotations
@@ -122,7 +120,10 @@ def let_threads_sleep(
 ) -> None:
     """Have torch's threads spin only briefly; call it before torch is loaded, which reads it once.
 
-    Nothing happens where the environment says already how they wait.
+    By itself OpenMP has them spin for 3 ms before they sleep. Where other programs compute too,
+    that takes the core from the thread that they wait for: a ResNet-101's first batches took four
+    times as many processor seconds. Nothing happens where the environment already says how they
+    wait.
 
     Args:
         command: what follows the program's name.
