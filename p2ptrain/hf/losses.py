@@ -70,10 +70,13 @@ def leaves_count(model: nn.Module) -> bool:
     """Whether the model computes its loss without the number of items that transformers counts.
 
     What does use it names it, or calls `loss_function` with all further arguments (ConvNeXt calls
-    it without).
+    it without). False where its source cannot be read.
     """
     forward = inspect.unwrap(type(without_adapters(model)).forward)
-    tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(forward)))
+    except (OSError, SyntaxError):  # made by exec(), or lines of a text that begin at the margin
+        return False
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
     losses = [call for call in calls if ast.unparse(call.func).endswith("loss_function")]
     passed = {keyword.arg for call in losses for keyword in call.keywords}

@@ -160,6 +160,14 @@ def test_who_passes_the_number_of_items_on_is_known(model: str, leaves: bool) ->
     assert leaves_count(made.__new__(made)) is leaves
 
 
+def test_of_a_model_without_source_nothing_is_said() -> None:
+    def forward(_model: torch.nn.Module) -> None:
+        """As in a class that `exec` has made."""
+
+    forward.__code__ = forward.__code__.replace(co_filename="<made>")
+    assert not leaves_count(type("Made", (torch.nn.Module,), {"forward": forward})())
+
+
 def test_operations_are_estimated_as_with_transformers_or_not_at_all(tmp_path: Path) -> None:
     ours, wanted = here(tmp_path / "a", clm()), theirs(tmp_path / "b", clm())
     ours.train()
