@@ -72,7 +72,7 @@ async def _driver() -> AsyncIterator[tuple[JobDriver, MemoryMesh]]:
         await driver.copies.close()
 
 
-def _answer(driver: JobDriver, b: str, *, new: bool, expects: bool = True) -> ReconfigureReply:
+def _answer(b: str, *, new: bool, expects: bool = True) -> ReconfigureReply:
     """Of one stage on both."""
     here = memory_id("a")
     place = replace(shared(3, 1), devices=(here, b))
@@ -102,9 +102,9 @@ async def test_a_bug_in_a_look_keeps_no_device_from_leaving(
             raise ZeroDivisionError
 
     monkeypatch.setattr(replan_watcher, "ReplanEvaluation", Broken)
-    async with _driver() as (driver, mesh_b):
+    async with MemoryHousehold(["a", "b"]) as household:
+        mesh, mesh_b, planning = household["a"], household["b"], request(8)
         b, found = mesh_b.self_id, asyncio.Event()
-        mesh, planning = driver.replan_watcher._mesh, driver.replan_watcher._planning
         wanted: list[ChangeWanted] = []
 
         def want(change: ChangeWanted) -> None:
@@ -116,7 +116,7 @@ async def test_a_bug_in_a_look_keeps_no_device_from_leaving(
         asked = mesh, planning, planner, profiler, cast(Any, rules), lambda: 10, want
         watcher = replan_watcher.ReplanWatcher(*asked, replans=True)
         watcher.start()
-        watcher.began(_answer(driver, b, new=True))
+        watcher.began(_answer(b, new=True))
         leaving = Message(LEAVING, JobQuestion(planning.job).fields())
         leave = asyncio.create_task(mesh_b.call(mesh.self_id, leaving, timeout_seconds=20.0))
         async with asyncio.timeout(10.0):
@@ -133,7 +133,7 @@ async def test_what_an_evaluation_takes_is_no_part_of_a_round(
     clock = Clock(monkeypatch)
     async with _driver() as (driver, mesh_b):
         b = mesh_b.self_id
-        driver.replan_watcher.began(_answer(driver, b, new=True))
+        driver.replan_watcher.began(_answer(b, new=True))
         for _ in range(1 + CONFIRMED):
             clock.passes(10.0)
             driver.replan_watcher.pause_over()
@@ -149,8 +149,8 @@ async def test_rounds_are_held_against_what_is_expected_of_the_plan_in_force(
     clock = Clock(monkeypatch)
     async with _driver() as (driver, mesh_b):
         b, rounds = mesh_b.self_id, driver.replan_watcher
-        rounds.began(_answer(driver, b, new=True))
-        rounds.began(_answer(driver, b, new=new, expects=False))
+        rounds.began(_answer(b, new=True))
+        rounds.began(_answer(b, new=new, expects=False))
         for _ in range(1 + CONFIRMED):
             _round(driver, clock, b, 1.8)
         assert (rounds.corrections.of_device(b) > 1.0) is not new
@@ -163,7 +163,7 @@ async def test_a_holder_that_was_started_again_expects_what_it_hears_of_the_plan
     async with _driver() as (driver, mesh_b):
         b, rounds = mesh_b.self_id, driver.replan_watcher
         assert not rounds.knows_plan
-        rounds.began(_answer(driver, b, new=False))
+        rounds.began(_answer(b, new=False))
         assert rounds.knows_plan
         for _ in range(1 + CONFIRMED):
             _round(driver, clock, b, 1.8)
@@ -177,9 +177,9 @@ async def test_rounds_of_a_plan_that_says_nothing_are_held_against_nothing(
     clock = Clock(monkeypatch)
     async with _driver() as (driver, mesh_b):
         here, b, rounds = memory_id("a"), mesh_b.self_id, driver.replan_watcher
-        rounds.began(_answer(driver, b, new=True))
+        rounds.began(_answer(b, new=True))
         alone = assignment(replace(shared(3, 1), devices=(here,)))
-        rounds.began(replace(_answer(driver, b, new=True, expects=False), assignment=alone))
+        rounds.began(replace(_answer(b, new=True, expects=False), assignment=alone))
         for _ in range(1 + CONFIRMED):
             clock.passes(ROUND_SECONDS)
             driver.replan_watcher.busy({(0, here): CpuSpan(DUE.wall * 1.8, DUE.cpu)}, copying=False)
