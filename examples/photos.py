@@ -118,9 +118,10 @@ def load(folder: str, size: int) -> tuple[Pictures, Pictures]:
     files = {label.name: pictures(label) for label in labels}
     few = [f"{name} has {len(found)}" for name, found in files.items() if len(found) < FEWEST]
     if len(files) < 2 or few:
+        found = ", ".join(few) or f"there is {len(files) or 'no'} label"
         raise p2ptrain.UserError(
-            f"too few pictures in {root}: two labels with {FEWEST} pictures each are the least, "
-            f"and here {', '.join(few) if few else 'is 1 label' if files else 'is none'}"
+            f"too few pictures in {root}: at least two labels with {FEWEST} pictures each are "
+            f"needed, but {found}"
         )
     train, test = [], []
     for number, found in enumerate(files.values()):

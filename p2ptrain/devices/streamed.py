@@ -34,8 +34,8 @@ from p2ptrain.errors import AcceleratorFailed
 class StreamedDevice(ComputeDevice):
     """An accelerator whose module in torch has `Stream` and `Event`.
 
-    What is called without a stream goes to the thread's current one: where nobody has set
-    another, as in the threads that make a device and compute with it, the card's default stream.
+    What is called without a stream goes to the thread's current one: where no other
+    has been set, as in the threads that make a device and compute with it, the card's default one.
 
     Args:
         module: such as `torch.xpu`.

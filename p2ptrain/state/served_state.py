@@ -54,7 +54,7 @@ class ServedState:
     """The tensors of one state; no reader waits longer than `wait_seconds` for one.
 
     Attributes:
-        digests: what is known of theirs, once the manifest is here.
+        digests: as far as they are known, once the manifest is here.
     """
 
     def __init__(self, wait_seconds: float = WAIT_SECONDS) -> None:

@@ -314,7 +314,7 @@ class ReplanWatcher:
         try:
             async with asyncio.timeout(limit):
                 found, in_sight = await self._evaluation(look).answer()
-        except Exception as error:  # what waits for the look waits no longer, and training goes on
+        except Exception as error:  # whatever waits for the look is answered; training continues
             if isinstance(error, Error | TimeoutError):
                 log.info("not_looked", why=str(error) or "it took too long")
             else:

@@ -369,7 +369,7 @@ class Stage:
         ]
 
     def _leaving(self, held: _InFlightMicroBatch) -> list[Tensor | None]:
-        """After the backward: what goes on to the stages before; the rest is added here."""
+        """After the backward: what the stages before get; the rest is added here."""
         count = len(held.inputs)
         leaving = held.gradients[:count]
         for (name, is_first), gradient in zip(
