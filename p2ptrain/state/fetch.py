@@ -68,12 +68,13 @@ async def fetch_units(
     reading = TransferClient(mesh, check, onward, known=known, arrived=arrived)
     source = version_source(assignment.version)
     units = (wanted.first, wanted.end)
-    tries = [TransferRequest(wanted.peer, key.job, source, *units)]
+    whole = TransferRequest(wanted.peer, key.job, source, *units)
+    tries = [whole]
     if wanted.relayed:
         timeout_seconds = max(number, 1) * hop_seconds
-        arriving = replace(tries[0], timeout_seconds=timeout_seconds, generation=key.generation)
-        others = assignment.holder != mesh.self_id
-        tries = [arriving, *(replace(one, peer=assignment.holder) for one in tries if others)]
+        tries = [replace(whole, timeout_seconds=timeout_seconds, generation=key.generation)]
+        if assignment.holder != mesh.self_id:
+            tries.append(replace(whole, peer=assignment.holder))
     why: Exception | None = None
     for request in tries:
         try:
