@@ -122,20 +122,21 @@ def opt() -> nn.Module:
     return OPTForCausalLM(config)
 
 
-def llama() -> nn.Module:
+def llama(**changes: Any) -> nn.Module:
+    """`changes` take the place of these values of its configuration."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    config = LlamaConfig(
+    values: dict[str, Any] = {
         **_TEXT,
-        intermediate_size=48,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        max_position_embeddings=16,
-        bos_token_id=0,
-        eos_token_id=0,
-        use_cache=False,
-    )
-    return LlamaForCausalLM(config)
+        "intermediate_size": 48,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 16,
+        "bos_token_id": 0,
+        "eos_token_id": 0,
+        "use_cache": False,
+    }
+    return LlamaForCausalLM(LlamaConfig(**values | changes))
 
 
 def mixtral() -> nn.Module:

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 
 from tests.support import stage_pipeline, zoo
 from tests.support.stage_pipeline import assert_same
+from tests.support.zoo_transformers import llama
 
 _TOKENS = 12
 
@@ -23,22 +24,8 @@ class _Numbered(nn.Module):
     """Six heads to a key; `positions` numbers the tokens."""
 
     def __init__(self, positions: Callable[[nn.Module, Tensor], Tensor]) -> None:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
         super().__init__()
-        config = LlamaConfig(
-            vocab_size=40,
-            num_hidden_layers=1,
-            hidden_size=48,
-            intermediate_size=48,
-            num_attention_heads=6,
-            num_key_value_heads=1,
-            max_position_embeddings=16,
-            bos_token_id=0,
-            eos_token_id=0,
-            use_cache=False,
-        )
-        self.language = LlamaForCausalLM(config)
+        self.language = llama(num_hidden_layers=1, hidden_size=48, num_attention_heads=6)
         self.register_buffer("halves", torch.arange(_TOKENS)[None] % 6)
         self.positions = positions
 

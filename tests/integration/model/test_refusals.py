@@ -179,7 +179,7 @@ def _as_number(output: Tensor, target: Tensor) -> Any:
     return mse_loss(output, target).item()
 
 
-def test_a_loss_that_is_no_tensor_is_told_so() -> None:
+def test_a_loss_that_is_no_tensor_is_named() -> None:
     with pytest.raises(CaptureError, match=r"number, not a tensor: leave out \.item\(\)"):
         capture(nn.Linear(8, 8), _as_number, _EXAMPLE)
 

@@ -23,6 +23,7 @@ from p2ptrain.model.wire.tensor_layout import ALIGNMENT
 from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checkpoint_files import Checkpoint
 from tests.integration.training.household import devices
+from tests.support.zoo_transformers import llama
 
 
 def prepared(
@@ -185,22 +186,9 @@ class Completing(nn.Module):
     """A causal language model of transformers, whose samples are padded."""
 
     def __init__(self, attention: str) -> None:
-        from transformers import LlamaConfig, LlamaForCausalLM
-
         super().__init__()
-        config = LlamaConfig(
-            vocab_size=20,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            bos_token_id=0,
-            eos_token_id=0,
-            use_cache=False,
-            attn_implementation=attention,
-        )
-        self.language = LlamaForCausalLM(config)
+        sizes = {"vocab_size": 20, "hidden_size": 16, "intermediate_size": 16}
+        self.language = llama(**sizes, num_hidden_layers=1, attn_implementation=attention)
 
     def forward(self, words: Tensor, there: Tensor) -> Tensor:
         logits: Tensor = self.language(words, attention_mask=there).logits

@@ -46,7 +46,7 @@ def made(monkeypatch: pytest.MonkeyPatch, family: str) -> tuple[Any, Any]:
         backend = create_autospec(torch.backends.mps)
         backend.get_name.return_value = "Apple M2 Pro"
         monkeypatch.setattr(torch.backends, "mps", backend)
-    if family != "mps":
+    else:
         module.get_device_name.return_value = "Card"
         module.get_device_properties.return_value = SimpleNamespace(**PROPERTIES)
         module.mem_get_info.return_value = (11 * GB, 12 * GB)

@@ -20,7 +20,6 @@ from p2ptrain.plan.types.allocation import Allocation, BatchSplit
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
-from tests.support import planning_examples
 from tests.support.planning_examples import PLENTY, cluster, household, profile
 
 FAST, SLOW = ClusterLink(1e9, 0.0), ClusterLink(1e3, 0.0)
@@ -32,9 +31,8 @@ def test_no_more_devices_are_tried_than_there_are_units(
     units: int, devices: int, private: bool
 ) -> None:
     """Orders of twenty devices are more than can ever be listed."""
-    model = planning_examples.profile([(1.0, 1.0)] * units)
     names = [f"device{number}" for number in range(devices)]
-    cost = CostModel(model, planning_examples.cluster(*names))
+    cost = CostModel(profile([(1.0, 1.0)] * units), cluster(*names))
     judge, split = Judge(cost, 1000), BatchSplit(4, 1)
     asked = Question(judge, (split,), tuple(range(devices)), private=private)
     found = list(every_placement(asked))
