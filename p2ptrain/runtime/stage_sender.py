@@ -10,9 +10,9 @@ the first sends it to the others:
        |<----- tied:0 ---------|<---- tied:0 -----|      each micro-batch
        |------ sums:0 -------->|----------------->|      once a round
 
-A large tensor (CHAIN_LIMIT_BYTES) would fill the wire, and a group adds in an order of its own
-anyway. Then each stage sends the others its sum, once a round, and all add them from the last
-stage's to the first's. Of a group its all-reduce comes before, and its leader sends.
+A large tensor (CHAIN_LIMIT_BYTES) would fill the wire, and groups and tiles add in an order of
+their own anyway. Then each stage sends the others its sum, once a round, and all add them from the
+last stage's to the first's. Of a group its all-reduce comes before, and its leader sends.
 """
 
 from __future__ import annotations
