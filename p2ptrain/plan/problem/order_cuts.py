@@ -57,7 +57,7 @@ class CutTables:
 
     Attributes:
         latency: [L+1, L+1], of a micro-batch, forward and backward; inf = impossible.
-        seconds: [L+1, L+1] of a round on its busiest device, by the number of micro-batches.
+        seconds: [L+1, L+1] of a round on its busiest device, a micro-batch's part of them.
         trips: [L+1, L+1] round trips that memory forces at least.
         reduce: [L+1, L+1] all-reduce seconds.
     """

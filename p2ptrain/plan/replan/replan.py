@@ -1,8 +1,8 @@
 """The light re-plan: a plan close to the old one, in milliseconds, that moves few bytes.
 
 After Asteroid (section 3.4): when a device is gone its work is spread over the others by capacity,
-by moving the cut points. Asteroid keeps the order of the stages; here orders one or two changes
-away are considered too (`light_search`), all of them by one batched dynamic programme
+by moving the cut points. Asteroid keeps the order of the stages; here orders a few changes
+away are tried too (`light_search`), all of them by one batched dynamic programme
 (`order_cuts`), the best few by simulation. Of all drafts within a tolerance of the fastest, its
 neighbours among them, the one that moves fewest bytes is chosen.
 

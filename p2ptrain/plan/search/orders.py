@@ -1,6 +1,6 @@
 """Orders of stages that are worth cutting, by the value of their best cuts.
 
-Along a few sensible orders of the devices, the fastest few of them and more, neighbours form stages
+Along a few sensible orders of the devices, of the fastest few and of more, neighbours form stages
 in a few shapes; `problem/order_cuts.py` cuts them all at once:
 
     straight    a | b | c | d         first in front    a b c | d       halves    a b | c d
@@ -20,11 +20,7 @@ from math import comb, perm
 from typing import TypeAlias
 
 from p2ptrain.plan.cost.draft import Draft, StageGroup, UnplacedGroup
-from p2ptrain.plan.problem.candidates import (
-    likely_orders,
-    useful_cuts,
-    whole_seconds,
-)
+from p2ptrain.plan.problem.candidates import likely_orders, useful_cuts, whole_seconds
 from p2ptrain.plan.problem.order_cuts import Order, OrderCuts, Singles
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.structure_moves import regrouped
@@ -188,7 +184,7 @@ class OrderSearch:
     # -- one change away --------------------------------------------------------------------------
 
     def _near(self, order: Order) -> Iterator[Order]:
-        """The gone device's place may suit another, a slow device none."""
+        """With a stage in another place, or with other devices; what the question allows."""
         question, ends = self.question, self._ends
         used = [device for part in order for device in part.devices]
         spare = [device for device in question.devices if device not in used]

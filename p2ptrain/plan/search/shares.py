@@ -233,7 +233,10 @@ class Drafter:
         depths: Sequence[int],
         wanted: Sequence[int] | None = None,
     ) -> Draft | None:
-        """With shares that leave memory for `depths`, and the depths wanted; None: nothing fits."""
+        """With shares that leave memory for `depths`; `wanted` as for `draft_groups`.
+
+        None where nothing fits.
+        """
         groups: list[StageGroup] = []
         for stage, units, depth in zip(stages, pairwise(borders), depths, strict=True):
             group: StageGroup | None = (
