@@ -67,7 +67,7 @@ class StagedReduction(RingAllReduce):
         stage: Stage,
         compute: ComputeThread,
     ) -> None:
-        """`summed` is of `host`, and that of the stage; the rest as `RingAllReduce`."""
+        """`summed` is what `host` has of the stage; the rest as `RingAllReduce`."""
         super().__init__(summed, stream, devices, own, router)
         self._host = host
         self._stage = stage

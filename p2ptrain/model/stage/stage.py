@@ -131,17 +131,9 @@ class Stage:
         rewritten = frozenset[str]() if shared else rewritten_names(description, first, end)
         self._rewritten = MutatedParameters(rewritten, self._state)
         self._train = Program(
-            *(
-                description,
-                first,
-                end,
-                "train",
-                training_state,
-                self._tied,
-                rewritten,
-                device,
-                hashes,
-            )
+            *(description, first, end, "train", training_state, self._tied, rewritten),
+            device=device,
+            hashes=hashes,
         )
         self._evaluate: Program | None = None
         self._uses = {
