@@ -6,8 +6,8 @@
       └──── late: planned here meanwhile, and the first plan counts; late again: passed over
 
 An answer of another device is a proposal: it becomes the plan only if it is a valid plan for
-exactly the question that was asked. So no other device can stop or end a job: it can only cost a
-moment.
+exactly the question that was asked. So no other device can stop or end a job by what it answers
+or does not, unless a plan says that it needs less memory than it does (threat_model.md).
 """
 
 from __future__ import annotations
