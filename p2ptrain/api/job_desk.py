@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from time import monotonic, time
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -218,15 +219,10 @@ class JobDesk:
 
     async def explain(self) -> dict[str, Any]:
         """See `Node.explain`."""
-        holder, folder = self.board.holder, self._folder
-        if holder is not None:
-            return explained(await self._part(holder, EXPLAIN, JobFacts, EXPLAIN_SECONDS))
-        facts = None
-        if folder is not None:
-            facts = await run_in_background(lambda: last_facts(folder.path))
-        if facts is None:
-            raise UserError("nothing trains now, and this device has held no training before")
-        return explained(facts)
+        holder = self.board.holder
+        if holder is None:
+            return await explained_last(None if self._folder is None else self._folder.path)
+        return explained(await self._part(holder, EXPLAIN, JobFacts, EXPLAIN_SECONDS))
 
     async def rounds(self) -> RoundPicture | None:
         """See `Node.rounds`."""
@@ -333,6 +329,16 @@ class JobDesk:
         doing = own.ways[asked.action](by)
         if doing is not None:  # in a task: stopping takes as long as the devices' letting go
             self._tasks.spawn(doing, f"{asked.action} the job")
+
+
+async def explained_last(state_dir: Path | None) -> dict[str, Any]:
+    """What limited this device's last training. Raises UserError: there was none."""
+    facts = None
+    if state_dir is not None:
+        facts = await run_in_background(lambda: last_facts(state_dir))
+    if facts is None:
+        raise UserError("nothing trains now, and this device has held no training before")
+    return explained(facts)
 
 
 def _failed(name: str, error: BaseException) -> None:

@@ -27,7 +27,7 @@ from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.aio.threads import run_in_background
 from p2ptrain.api.event_stream import EventStream, call_watch, check_on_event
 from p2ptrain.api.job_course import JobCourse
-from p2ptrain.api.job_desk import Action, JobDesk
+from p2ptrain.api.job_desk import Action, JobDesk, explained_last
 from p2ptrain.api.loading import forked_box, import_training, started_box
 from p2ptrain.api.manners_keeper import KeeperSettings, MannersKeeper
 from p2ptrain.api.run import Run, asked_options, start_run
@@ -391,7 +391,9 @@ class Node:
             UserError: nothing trains here and nothing has.
             PeerError: the job's holder is out of reach, or has no plan yet.
         """
-        return await self._desk.explain()
+        if self._known_desk is None:
+            return await explained_last(self._config.state_dir)
+        return await self._known_desk.explain()
 
     async def rounds(self) -> RoundPicture | None:
         """What each device did in the last rounds of the job that runs; None without one.
@@ -401,7 +403,7 @@ class Node:
         Raises:
             PeerError: the job's holder does not answer, or has an older p2ptrain.
         """
-        return await self._desk.rounds()
+        return None if self._known_desk is None else await self._known_desk.rounds()
 
     def trains_for(self) -> str | None:
         """Name of the device whose job this one has a part in now; None without one."""
