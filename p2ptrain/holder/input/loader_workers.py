@@ -23,6 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 import numpy
@@ -315,6 +316,7 @@ def end_workers(iterator: Any) -> None:
         iterator._worker_pids_set = False
     for process in processes:
         process.terminate()
+    iterator._workers_done_event = Event()  # one that is killed may hold the lock of theirs
     iterator._shutdown_workers()
 
 

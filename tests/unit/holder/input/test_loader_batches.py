@@ -41,6 +41,7 @@ from p2ptrain.holder.input.loader_batches import (
     LookedAt,
 )
 from p2ptrain.holder.input.loader_pass import LoaderPass, takes_parts
+from p2ptrain.holder.input.loader_workers import end_workers
 from p2ptrain.holder.input.open_data import open_data
 from p2ptrain.holder.loader_memory import from_plain, to_plain
 from p2ptrain.job.job import Job
@@ -335,6 +336,17 @@ def test_a_loader_that_raises_names_its_batch(workers: int) -> None:
     words = rf"^data: batch 2 of epoch 1{sample} failed: OSError: no such picture.*\(at .*\)"
     with pytest.raises(ScriptError, match=words):
         inputs(opened(loader, 1))
+
+
+@pytest.mark.timeout(20)
+def test_a_worker_that_is_killed_with_torchs_lock_holds_nobody_up() -> None:
+    """It looks every few seconds whether it shall end, and may be killed just then."""
+    iterator: Any = iter(DataLoader(DATA, batch_size=2, num_workers=1))
+    next(iterator)
+    workers = list(iterator._workers)
+    with iterator._workers_done_event._cond:
+        end_workers(iterator)
+    assert not any(worker.is_alive() for worker in workers)
 
 
 def pairs(*batches: Any) -> Any:
