@@ -124,10 +124,10 @@ def test_too_few_pictures_and_none_are_said(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="page --lan --photos"):
         photos(tmp_path / "none")
     fill(tmp_path, 5, ("circle",))
-    with pytest.raises(UserError, match="and here is 1 label"):
+    with pytest.raises(UserError, match="but there is 1 label"):
         photos(tmp_path)
     fill(tmp_path, 4, ("square",))
-    with pytest.raises(UserError, match="and here square has 4"):
+    with pytest.raises(UserError, match="but square has 4"):
         photos(tmp_path)
     (tmp_path / "square" / "4.jpg").write_bytes(b"no picture")
     with pytest.raises(UserError, match=r"4\.jpg cannot be read, remove it"):
