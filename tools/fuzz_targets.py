@@ -33,7 +33,7 @@ from p2ptrain.files import SealBroken, open_json, seal_json
 from p2ptrain.holder.start import journal
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.job.train_options import ReplanMethod
-from p2ptrain.mesh.discovery.candidates import parse, service_name
+from p2ptrain.mesh.discovery.addresses import parse, service_name
 from p2ptrain.mesh.election import election_wire
 from p2ptrain.mesh.identity import identity
 from p2ptrain.mesh.identity.device_record import DeviceRecord
@@ -41,8 +41,7 @@ from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.links import hello, router
 from p2ptrain.mesh.membership import membership_wire
 from p2ptrain.mesh.trust import pairing, trust
-from p2ptrain.mesh.trust.known_codes import KnownCodes
-from p2ptrain.mesh.trust.pairing_window import PairingWindow
+from p2ptrain.mesh.trust.pairing_window import KnownCodes, PairingWindow
 from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.messages.assign import Fetches
 from p2ptrain.messages.assignment import Assignment, StageAssignment
@@ -74,7 +73,8 @@ from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net import cbor
 from p2ptrain.net.blocks import decode_block
 from p2ptrain.net.decoder import DecoderSink, FrameDecoder
-from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.fields import Blob, FrameFields
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.frame import (
     FrameFlag,
     Header,
@@ -84,8 +84,6 @@ from p2ptrain.net.frame import (
     pack_prefix,
 )
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.parts import Blob
-from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.round_picture import Bar, PredictedRound, RoundPicture
 from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink

@@ -39,8 +39,8 @@ from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net.frame import Header
 from p2ptrain.net.link.compression import ChooserSettings
+from p2ptrain.net.link.flow_control import LinkSettings
 from p2ptrain.net.link.link import Link
-from p2ptrain.net.link.link_settings import LinkSettings
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.net.transport.dial import dial
 from p2ptrain.net.transport.listener import Listener, ListenerHooks

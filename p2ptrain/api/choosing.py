@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from p2ptrain import events
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.devices.check import METHOD, CheckReport, check_device
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.request import AUTO, HOST_NAME, DeviceRequest
@@ -24,7 +24,7 @@ from p2ptrain.errors import DeviceUnusable, UserError
 from p2ptrain.events import Event
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import write_form
 from p2ptrain.process.host_process import use_threads
 
 log = get_logger(__name__)

@@ -14,9 +14,8 @@ from typing import Annotated, Literal, TypeAlias
 
 from p2ptrain import events
 from p2ptrain.console.describe import describe, layers_text, plan_head
-from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.fields import LARGE, Blob, FrameFields
 from p2ptrain.net.forms import Bytes, Count, Id, Length, Positive, Range, Rare, Row, Seconds, Text
-from p2ptrain.net.parts import LARGE, Blob
 
 POINTS_LIMIT = 1024
 

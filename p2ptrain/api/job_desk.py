@@ -18,8 +18,7 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from p2ptrain.aio.tasks import TaskOwner
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import TaskOwner, run_in_background
 from p2ptrain.api.job_course import (
     ENDED,
     REPORTED,
@@ -40,11 +39,9 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import GONE, Mesh, display_name
 from p2ptrain.messages.kinds import EXPLAIN, ROUND_PICTURE
-from p2ptrain.net.fields import FrameFields
-from p2ptrain.net.forms import Id
+from p2ptrain.net.fields import Blob, FrameFields, limited, part_of
+from p2ptrain.net.forms import Id, write_form
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.parts import Blob, limited, part_of
-from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.explain import explained
 from p2ptrain.plan.round_picture import RoundPicture
 from p2ptrain.plan.types.job_facts import JobFacts

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.logs import get_logger
 from p2ptrain.process.box import Box, Starter, Zygote
 from p2ptrain.process.host_process import keep_freed_memory

@@ -16,8 +16,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from p2ptrain import events
-from p2ptrain.aio.tasks import TaskOwner
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import TaskOwner, run_in_background
 from p2ptrain.errors import Error
 from p2ptrain.events import Event
 from p2ptrain.logs import get_logger

@@ -23,8 +23,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from p2ptrain import torch_version
 from p2ptrain._version import __version__
-from p2ptrain.aio.tasks import TaskOwner
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import TaskOwner, run_in_background
 from p2ptrain.api.event_stream import EventStream, call_watch, check_on_event
 from p2ptrain.api.job_course import JobCourse
 from p2ptrain.api.job_desk import Action, JobDesk, explained_last

@@ -11,12 +11,11 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from p2ptrain.cli import pairing_code
 from p2ptrain.cli.pairing_code import PROMPT
 from p2ptrain.cli.usage import Options
-from p2ptrain.control.lease import NodeOptions
 from p2ptrain.devices.request import AUTO, CHOICES, SEVERAL, read_request, read_requests
 from p2ptrain.errors import OptionError
 from p2ptrain.job.train_options import MAX_THREADS
@@ -278,6 +277,22 @@ def add_node(parser: argparse.ArgumentParser) -> None:
 def find_code(args: argparse.Namespace) -> None:
     """Put the code in its place in `args`, wherever it stands: it may have to be asked for."""
     args.code = pairing_code.chosen(args.code, args.code_file)
+
+
+class NodeOptions(TypedDict):
+    """The arguments of `p2ptrain.Node` that stand on the command line."""
+
+    name: str | None
+    code: str | None
+    peers: tuple[str, ...]
+    interfaces: tuple[str, ...]
+    port: int | None
+    state_dir: Path
+    memory_bytes: int | None
+    threads: int | None
+    device: str
+    only_for: NotRequired[tuple[str, ...]]
+    manners: NotRequired[Manners]
 
 
 def node_options(args: argparse.Namespace) -> NodeOptions:

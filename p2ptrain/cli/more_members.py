@@ -24,8 +24,8 @@ from typing import Self
 from p2ptrain import events
 from p2ptrain.aio.tasks import end_program
 from p2ptrain.cli import pairing_code
+from p2ptrain.cli.arguments import NodeOptions
 from p2ptrain.cli.output import Output
-from p2ptrain.control.lease import NodeOptions
 from p2ptrain.devices.request import MACHINE_VARIABLE
 from p2ptrain.events import Event, Pairing, Ready
 from p2ptrain.manners.settings import Manners

@@ -22,7 +22,7 @@ from p2ptrain.api.course_sentences import duration
 from p2ptrain.console.describe import metrics_text
 from p2ptrain.errors import size_text
 from p2ptrain.events import Eval
-from p2ptrain.net.read_form import one_line
+from p2ptrain.net.forms import one_line
 from p2ptrain.page.state import DeviceView, JobView, PageState
 
 WIDE_COLUMNS = 100

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from p2ptrain import events
 from p2ptrain.markup import rounded
-from p2ptrain.net.read_form import one_line
+from p2ptrain.net.forms import one_line
 
 _MEMBER_WORDS = {
     "alive": "is here",

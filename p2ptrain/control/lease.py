@@ -20,16 +20,14 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, Protocol, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.manners.settings import Manners
 from p2ptrain.mesh.trust.pairing_window import CODE_DIGITS, WINDOW_SECONDS, PairingWindow
-from p2ptrain.net.forms import Count, Range, Text
+from p2ptrain.net.forms import Count, Range, Text, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 TAKE_SECONDS = 5.0
 """For a borrower that was let in: it tries every RETRY_SECONDS."""
@@ -269,17 +267,5 @@ def _window(fields: Any, now: float) -> PairingWindow | None:
     return PairingWindow(left.code, closes_at, left.wrong_tries, left.invited)
 
 
-class NodeOptions(TypedDict):
-    """The arguments of `p2ptrain.Node` that stand on the command line."""
-
-    name: str | None
-    code: str | None
-    peers: tuple[str, ...]
-    interfaces: tuple[str, ...]
-    port: int | None
-    state_dir: Path
-    memory_bytes: int | None
-    threads: int | None
-    device: str
-    only_for: NotRequired[tuple[str, ...]]
-    manners: NotRequired[Manners]
+if TYPE_CHECKING:
+    pass

@@ -18,8 +18,7 @@ from typing import Annotated, Self
 
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
-from p2ptrain.net.forms import By, Count
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import By, Count, write_form
 
 LOCK_NAME = "lock"
 

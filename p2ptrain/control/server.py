@@ -26,7 +26,7 @@ from p2ptrain.control.lease import ControlledMember, Lender, place_fields, read_
 from p2ptrain.control.member_lock import ControlRecord, read_record, remove_record, write_record
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import write_form
 
 SOCKET_HOST = "p2ptrain"
 """The Host header of requests over the unix socket."""

@@ -22,8 +22,8 @@ from p2ptrain.messages.measured import (
     ProfileAsked,
 )
 from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.net.fields import LARGE, limited
 from p2ptrain.net.message import Message, PartsAllocator
-from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.plan.types.cluster import ClusterLink
 from p2ptrain.plan.types.plan import LeftOut
 from p2ptrain.profiling.profile_cache import batch_sizes_to_measure

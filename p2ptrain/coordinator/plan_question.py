@@ -17,9 +17,8 @@ from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.snapshots import REASON_LIMIT
-from p2ptrain.net.fields import shown
+from p2ptrain.net.fields import HOUSEHOLD, LARGE, Blob, BlobLimit, decoded, shown
 from p2ptrain.net.forms import By, Positive
-from p2ptrain.net.parts import HOUSEHOLD, LARGE, Blob, BlobLimit, decoded
 from p2ptrain.plan.cost.check_plan import check_kinds
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.plan import LeftOut, Plan

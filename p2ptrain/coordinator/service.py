@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.coordinator.plan_cluster import plan_cluster, replan_cluster
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import PeerError
@@ -22,10 +22,9 @@ from p2ptrain.messages.calls import CancellableWork, MessageRoute, read_beside
 from p2ptrain.messages.kinds import PLAN, PLAN_END
 from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
-from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.fields import HOUSEHOLD, FrameFields, limited, part_of
 from p2ptrain.net.forms import Count
 from p2ptrain.net.message import Fields, Message
-from p2ptrain.net.parts import HOUSEHOLD, limited, part_of
 from p2ptrain.plan.replan.hysteresis import REPAY_SECONDS
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.child_process import SearchPriority, run_in_child

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.devices.interface import (
     ComputeDevice,
     DeviceMemory,

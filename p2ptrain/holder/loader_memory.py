@@ -18,15 +18,14 @@ import numpy
 import torch
 from torch import Tensor
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.holder.input.loader_pass import LoaderPlace
 from p2ptrain.holder.input.mini_batches import BatchSource
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.net.forms import By, Count, Id, Length
+from p2ptrain.net.forms import By, Count, Id, Length, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 log = get_logger(__name__)
 

@@ -17,7 +17,7 @@ from time import monotonic
 from torch import Tensor
 
 from p2ptrain import events, failpoints
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import (
     PeerError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import write_form
 from p2ptrain.plan.types.job_facts import JobFacts
 
 JOB_FOLDER = "job"

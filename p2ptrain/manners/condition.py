@@ -12,9 +12,8 @@ from enum import StrEnum
 from typing import Annotated, Literal, TypeAlias
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.net.forms import Bytes, Flat, Range, Rare, Text
+from p2ptrain.net.forms import Bytes, Flat, Range, Rare, Text, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 
 class Work(StrEnum):

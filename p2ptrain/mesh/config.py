@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from p2ptrain.errors import OptionError
-from p2ptrain.mesh.election.election_config import ElectionConfig
+from p2ptrain.mesh.election.terms import ElectionConfig
 from p2ptrain.mesh.links.paths import ConnectionTimes
 from p2ptrain.mesh.membership.membership_config import HOME_LAN, MembershipConfig
 from p2ptrain.mesh.trust.pairing_window import PairingWindow

@@ -14,19 +14,17 @@ from random import Random
 from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.candidates import DiscoveredDevices
+from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevices
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.identity.device_record import DeviceRecord
 from p2ptrain.mesh.identity.identity import Identity
 from p2ptrain.mesh.links.connections import Connections
 from p2ptrain.mesh.membership_driver import MembershipDriver
 from p2ptrain.mesh.notifications import WarnOnce
-from p2ptrain.mesh.trust.known_codes import KnownCodes
 from p2ptrain.mesh.trust.pairing import PairedDevice
 from p2ptrain.mesh.trust.pairing_dialer import PairingDialer
 from p2ptrain.mesh.trust.pairing_service import PairingService
-from p2ptrain.mesh.trust.pairing_window import PairingWindow, new_code
+from p2ptrain.mesh.trust.pairing_window import KnownCodes, PairingWindow, new_code
 from p2ptrain.mesh.trust.trust import TrustedDevice
 from p2ptrain.mesh.trust.trust_store import TlsContexts, TrustStore
 from p2ptrain.mesh.trust_exchange import TrustExchange

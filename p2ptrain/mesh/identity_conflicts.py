@@ -20,8 +20,7 @@ from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import Error, UserError
 from p2ptrain.events import Renamed
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
+from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevice
 from p2ptrain.mesh.discovery.interfaces import without_scope
 from p2ptrain.mesh.identity.device_record import DeviceRecord, DiskWriter
 from p2ptrain.mesh.links.connections import Connections

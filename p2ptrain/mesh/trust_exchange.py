@@ -26,10 +26,9 @@ from p2ptrain.mesh.trust.trust import (
     encode_record,
 )
 from p2ptrain.mesh.trust.trust_store import TrustStore
-from p2ptrain.net.forms import Length
+from p2ptrain.net.forms import Length, write_form
 from p2ptrain.net.message import Message
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 log = get_logger(__name__)
 

@@ -12,8 +12,8 @@ from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.net.fields import Blob
 from p2ptrain.net.forms import Row
-from p2ptrain.net.parts import Blob
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.compute_kind import ComputeKind

@@ -12,9 +12,8 @@ from p2ptrain.messages.plan_request import HINT_LENGTH
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.wire.tensor_layout import WireFormat
-from p2ptrain.net.fields import DEVICES_LIMIT
+from p2ptrain.net.fields import DEVICES_LIMIT, Blob
 from p2ptrain.net.forms import Count, Flat, Id, Length, Positive, Range, Rare, Text
-from p2ptrain.net.parts import Blob
 from p2ptrain.plan.types.allocation import Allocation, TileShape
 from p2ptrain.plan.types.gradient_sums import MAX_BYTES, USUAL
 from p2ptrain.plan.types.weight_versions import Weights, depths_of

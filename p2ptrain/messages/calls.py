@@ -23,8 +23,8 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Handler, Mesh, display_name
 from p2ptrain.mesh.waiting import is_gone, run_unless
 from p2ptrain.messages.kinds import ALIVE
+from p2ptrain.net.fields import Blob, part_of
 from p2ptrain.net.message import Message, PartsAllocator
-from p2ptrain.net.parts import Blob, part_of
 from p2ptrain.recovery.work_signs import USUAL, SignLimits, Signs, WorkSign
 
 

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.fields import LARGE, Blob, BlobLimit, FrameFields
 from p2ptrain.net.forms import Bytes, Id, Length, Range, Text
-from p2ptrain.net.parts import LARGE, Blob, BlobLimit
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.recovery.state_report import Speed

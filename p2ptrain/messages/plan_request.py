@@ -25,10 +25,9 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import PASSED_OVER
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.wire.tensor_layout import WireFormat
-from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.fields import LARGE, Blob, BlobLimit, FrameFields
 from p2ptrain.net.forms import Count, Id, Length, Positive, Range, Rare, Text
 from p2ptrain.net.message import Message
-from p2ptrain.net.parts import LARGE, Blob, BlobLimit
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.types.feature_maps import MapsForm
 from p2ptrain.plan.types.plan import Plan

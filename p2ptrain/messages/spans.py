@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.net.fields import FrameFields
+from p2ptrain.net.fields import Blob, BlobLimit, FrameFields
 from p2ptrain.net.forms import Count, Id, Length, Range
-from p2ptrain.net.parts import Blob, BlobLimit
 from p2ptrain.plan.types.timeline import KINDS
 
 MOST_SPANS = 8192

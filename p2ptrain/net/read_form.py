@@ -9,7 +9,6 @@ import dataclasses
 import math
 import re
 import types
-import unicodedata
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
@@ -28,9 +27,11 @@ from p2ptrain.net.forms import (
     Text,
     declared,
     is_required,
+    is_shown,
     key_of,
     keys_of,
     mark,
+    one_line,
 )
 
 T = TypeVar("T")
@@ -80,19 +81,6 @@ def shown(value: object) -> str:
     if type(value) is int and not -(2**64) < value < 2**64:
         return "a huge number"
     return repr(value)[:40]
-
-
-def one_line(text: str) -> str:
-    """`text` for users: one line, without what would move a cursor or hide what follows."""
-    if text.isprintable():
-        return text
-    return "".join(c if is_shown(c) else "?" for c in " ".join(text.split()))
-
-
-def is_shown(character: str) -> bool:
-    """Whether a terminal shows it, and neither obeys it nor turns what follows around."""
-    category = unicodedata.category(character)
-    return category[0] != "C" and category not in ("Zl", "Zp")
 
 
 @cache

@@ -22,8 +22,7 @@ from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.config import peer_text
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
-from p2ptrain.net.forms import Range, Text
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import Range, Text, write_form
 from p2ptrain.page.mount import Mount
 from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.sessions import Reach, Sessions

@@ -19,7 +19,7 @@ from p2ptrain.api.job_desk import Action
 from p2ptrain.control.server import text_field
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import write_form
 from p2ptrain.page.guard import HEADERS, JSON_ALONE, MAX_BODY_BYTES, why_refused
 from p2ptrain.page.metrics import CONTENT_TYPE, metrics_text
 from p2ptrain.page.mount import Mount, StaticPage

@@ -22,7 +22,7 @@ from p2ptrain.console.describe import describe
 from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.trust.pairing_window import PairingWindow
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import write_form
 from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.sessions import Reach
 from p2ptrain.page.state import NoteView, PageState, Sections

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Iterable
 
 from p2ptrain.errors import UserError
-from p2ptrain.net.read_form import is_shown
+from p2ptrain.net.forms import is_shown
 from p2ptrain.photos.picture import PictureKind
 
 LABEL_CHARACTERS = 60

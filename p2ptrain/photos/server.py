@@ -21,9 +21,8 @@ from p2ptrain.control.lease import PageAddress
 from p2ptrain.errors import UserError, size_text
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
-from p2ptrain.net.forms import Text
+from p2ptrain.net.forms import Text, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.page.mount import Mount, StaticPage
 from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.server import PageServer

@@ -13,9 +13,8 @@ from typing import Annotated, Literal
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.files import replace_file
-from p2ptrain.net.forms import Count, Length, Range, Text
+from p2ptrain.net.forms import Count, Length, Range, Text, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 UNCERTAIN_FILE = "uncertain.json"
 

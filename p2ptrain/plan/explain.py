@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import write_form
 from p2ptrain.plan.types.job_facts import DeviceFacts, JobFacts, LinkFacts, WhatIf
 from p2ptrain.plan.types.timeline import TimelineEntry
 

@@ -12,8 +12,8 @@ from math import inf
 from typing import Annotated, ClassVar, TypeAlias
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.net.fields import Blob, BlobLimit
 from p2ptrain.net.forms import Count, Length, Range, Row, Seconds, Text
-from p2ptrain.net.parts import Blob, BlobLimit
 from p2ptrain.plan.types.timeline import TimelineEntry
 
 KINDS = ("forward", "backward", "update", "sum", "send", "receive", "wait")

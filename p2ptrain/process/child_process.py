@@ -25,7 +25,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import TypeVar
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.logs import get_logger
 from p2ptrain.process import child_process_main
 from p2ptrain.process.child_process_main import LENGTH

@@ -33,7 +33,7 @@ from typing import Any, TypeAlias, TypeVar
 
 import torch
 
-from p2ptrain.aio.threads import for_futures, run_in_background
+from p2ptrain.aio.tasks import for_futures, run_in_background
 from p2ptrain.devices.interface import ComputeDevice, tells_of_failure
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import AcceleratorFailed

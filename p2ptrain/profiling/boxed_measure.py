@@ -19,9 +19,8 @@ from p2ptrain.errors import Error
 from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
 from p2ptrain.net import cbor
-from p2ptrain.net.forms import Length, Text
+from p2ptrain.net.forms import Length, Text, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.process.zygote import Mark
 from p2ptrain.profiling.measure_units import UnitMeasurements, measure_units, work_on

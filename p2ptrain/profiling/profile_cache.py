@@ -25,7 +25,7 @@ from p2ptrain.errors import TrainingError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import write_form
 from p2ptrain.process.box import Box, BoxTask
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.boxed_measure import (

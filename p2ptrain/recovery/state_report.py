@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, TypeAlias
 
-from p2ptrain.net.fields import check_units
+from p2ptrain.net.fields import LARGE, Blob, BlobLimit, check_units
 from p2ptrain.net.forms import AboveZero, Bytes, Count, Flat, Id, Length, Row, Seconds
-from p2ptrain.net.parts import LARGE, Blob, BlobLimit
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY, MemoryBudgets
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from torch import Tensor
 from xxhash import xxh3_64_intdigest
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.model.wire.tensor_codec import pack
 

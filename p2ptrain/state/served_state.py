@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.errors import PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.messages.assignment import Assignment

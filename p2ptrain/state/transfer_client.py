@@ -26,8 +26,8 @@ from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.messages.transfers import ManifestReply, RangeRequest, StateKey
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
+from p2ptrain.net.fields import LARGE, decoded, limited, part_of
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.parts import LARGE, decoded, limited, part_of
 from p2ptrain.state.checksums import (
     CHUNK_BYTES,
     ChecksumMismatch,

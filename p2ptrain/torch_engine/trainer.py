@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain import events
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.errors import ScriptError, TrainingError, note_callback
 from p2ptrain.events import Done, Eval, Event, PlanDevice, PlanStage

@@ -16,8 +16,7 @@ from functools import partial
 from typing import Any
 
 from p2ptrain import events
-from p2ptrain.aio.tasks import TaskOwner
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import TaskOwner, run_in_background
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.request import MACHINE_VARIABLE
 from p2ptrain.errors import Error, ProtocolError, TooLarge, TrainingError, size_text
@@ -31,8 +30,8 @@ from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
 from p2ptrain.model.stage.random_operators import check_default_type
+from p2ptrain.net.fields import limited, part_of
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.parts import limited, part_of
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY, MemoryBudgets
 from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box

@@ -18,8 +18,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import TaskOwner, task_scope
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import TaskOwner, run_in_background, task_scope
 from p2ptrain.errors import Error, PeerError, TooLarge, size_text
 from p2ptrain.job.given_weights import stored_here
 from p2ptrain.logs import get_logger, timed

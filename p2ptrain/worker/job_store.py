@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from functools import partial
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.logs import get_logger
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.recovery.state_report import StateEntry, StateKind

@@ -62,8 +62,8 @@ from p2ptrain.messages.spans import SpanColumns, SpansReply, SpansRequest
 from p2ptrain.messages.stage_reports import DiagnoseRequest, FailureReport, RoundQuestion
 from p2ptrain.model.stage.failures import NonFiniteUnit
 from p2ptrain.model.stage.stage import Stage
+from p2ptrain.net.fields import SMALL, limited
 from p2ptrain.net.message import Fields, Message
-from p2ptrain.net.parts import SMALL, limited
 from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread

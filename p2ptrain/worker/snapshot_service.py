@@ -20,8 +20,7 @@ from functools import partial
 from torch import Tensor
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import TaskOwner
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import TaskOwner, run_in_background
 from p2ptrain.errors import PeerError, size_text
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh

@@ -8,7 +8,7 @@ from random import Random
 
 from p2ptrain.mesh.conduct import Conduct, Judgement, Offence
 from p2ptrain.mesh.election.election import Election
-from p2ptrain.mesh.election.election_config import ElectionConfig
+from p2ptrain.mesh.election.terms import ElectionConfig
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import (
     CoordinatorIs,

@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 from random import Random
 
-from p2ptrain.mesh.election.claims import CoordinatorClaim
 from p2ptrain.mesh.election.election import Election
-from p2ptrain.mesh.election.election_config import ElectionConfig
+from p2ptrain.mesh.election.terms import CoordinatorClaim, ElectionConfig
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import CoordinatorIs, MemberRecord
 from p2ptrain.mesh.membership.membership import Membership

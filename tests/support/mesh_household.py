@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from p2ptrain.events import Event
 from p2ptrain.mesh.config import MeshConfig
-from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
+from p2ptrain.mesh.discovery.addresses import DiscoveredDevice
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.network_mesh import NetworkMesh
 

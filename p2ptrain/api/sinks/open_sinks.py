@@ -25,7 +25,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from p2ptrain import events
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.api.sinks.sink import Sink, SinkThread, scalars_of
 from p2ptrain.errors import OptionError, TrainingError
 from p2ptrain.events import Event

@@ -301,7 +301,7 @@ async def listen(duration_seconds: float) -> set[str]:
     from zeroconf import ServiceStateChange, Zeroconf
     from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo
 
-    from p2ptrain.mesh.discovery.candidates import INSTANCE_DIGITS, SERVICE, parse
+    from p2ptrain.mesh.discovery.addresses import INSTANCE_DIGITS, SERVICE, parse
     from p2ptrain.mesh.discovery.mdns import addresses_of, listen_on
 
     names: set[str] = set()

@@ -14,12 +14,13 @@ from p2ptrain.aio.tasks import first_set
 from p2ptrain.api.loading import load_training
 from p2ptrain.cli import arguments, startup
 from p2ptrain.cli import output as qr
+from p2ptrain.cli.arguments import NodeOptions
 from p2ptrain.cli.arguments import name as device_name
 from p2ptrain.cli.more_members import WITH_PARENT, MoreMembers, end_with_stdin
 from p2ptrain.cli.output import Output, write_to
 from p2ptrain.cli.signals import sigterm_interrupts, stop_event
 from p2ptrain.cli.usage import DONE, Options, UsageError
-from p2ptrain.control.lease import LeasedIdentity, Lender, NodeOptions
+from p2ptrain.control.lease import LeasedIdentity, Lender
 from p2ptrain.control.member_lock import FolderLock
 from p2ptrain.events import Event, Pairing, Stopped
 from p2ptrain.manners.settings import Manners, OnBattery

@@ -21,7 +21,7 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_counts import (
     Batch,

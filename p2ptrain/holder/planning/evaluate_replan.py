@@ -16,7 +16,7 @@ from functools import partial
 from typing import TypeAlias
 
 from p2ptrain import failpoints
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.coordinator import replan_decision
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.measured_cluster import (
@@ -37,8 +37,8 @@ from p2ptrain.messages.job_requests import FactsRequest
 from p2ptrain.messages.kinds import FACTS
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import PlanInForce
+from p2ptrain.net.fields import LARGE, limited
 from p2ptrain.net.message import Message
-from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.plan.replan.hysteresis import REPAY_SECONDS, ReplanAction, ReplanDecision
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets

@@ -13,7 +13,7 @@ from functools import partial
 from time import monotonic
 
 from p2ptrain import failpoints
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.coordinator.backup_cost import PlanBackups, plan_backups, snapshot_cost
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.fit_plan import fit_plan

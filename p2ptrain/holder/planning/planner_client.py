@@ -25,8 +25,8 @@ from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import Hangs, call_while_it_works, cancel_remote_work, read_beside
 from p2ptrain.messages.kinds import PLAN, PLAN_END
+from p2ptrain.net.fields import LARGE, limited, part_of
 from p2ptrain.net.message import Message
-from p2ptrain.net.parts import LARGE, limited, part_of
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.recovery.work_signs import PLANS, SignLimits

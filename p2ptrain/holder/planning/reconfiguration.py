@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import task_scope
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background, task_scope
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.link_survey import ASSUMED
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, planner_question
@@ -32,8 +31,8 @@ from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRe
 from p2ptrain.messages.kinds import PREPARE, STATE_REPORT
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
+from p2ptrain.net.fields import limited
 from p2ptrain.net.message import Message
-from p2ptrain.net.parts import limited
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY
 from p2ptrain.plan.types.plan import Plan

@@ -35,8 +35,7 @@ from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.model.stage.random_operators import randomness_lock
-from p2ptrain.net.forms import Id, Length
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import Id, Length, write_form
 
 log = get_logger(__name__)
 

@@ -58,8 +58,8 @@ from p2ptrain.messages.tensors import MicroBatchKey, StreamId, Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage import cross_stage_gradients
 from p2ptrain.model.wire.tensor_codec import copy_into
+from p2ptrain.net.fields import limited
 from p2ptrain.net.message import Message
-from p2ptrain.net.parts import limited
 from p2ptrain.plan.types.memory_budgets import MemoryShortage
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings

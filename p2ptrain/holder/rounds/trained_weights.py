@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.errors import TrainingError
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.rounds.generation import HolderGeneration

@@ -22,8 +22,7 @@ from time import monotonic
 
 from torch import Tensor
 
-from p2ptrain.aio.tasks import task_scope
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background, task_scope
 from p2ptrain.holder.input.batch_counts import token_place
 from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.data_watch import DataWatch

@@ -15,8 +15,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
-from p2ptrain.aio.tasks import TaskOwner
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import TaskOwner, run_in_background
 from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.holder.snapshots.checkpointer import Gather
 from p2ptrain.holder.start.prepared_job import PreparedJob

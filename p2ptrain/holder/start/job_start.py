@@ -17,8 +17,7 @@ from pathlib import Path
 from time import monotonic
 
 from p2ptrain import events
-from p2ptrain.aio.tasks import task_scope
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background, task_scope
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import OptionError, UserError
 from p2ptrain.events import Event

@@ -34,8 +34,7 @@ from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.assignment import FIRST, Assignment
 from p2ptrain.messages.reconfigure import PlanInForce
-from p2ptrain.net.forms import By, Count, Id, Local, Positive, Rare
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import By, Count, Id, Local, Positive, Rare, write_form
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
 from p2ptrain.recovery.cores.job_history import ReportedProgress

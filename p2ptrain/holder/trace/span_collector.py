@@ -24,8 +24,7 @@ from typing import Any
 import numpy as np
 
 from p2ptrain._version import __version__
-from p2ptrain.aio.tasks import task_scope
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background, task_scope
 from p2ptrain.errors import Error, TrainingError
 from p2ptrain.files import replace_file
 from p2ptrain.logs import get_logger
@@ -33,8 +32,8 @@ from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.calls import read_part
 from p2ptrain.messages.kinds import SPANS
 from p2ptrain.messages.spans import MOST_SPANS, SpanColumns, SpansReply, SpansRequest
+from p2ptrain.net.fields import limited
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.parts import limited
 from p2ptrain.plan.chrome_trace import trace_text
 from p2ptrain.plan.types.timeline import KINDS, TimelineEntry
 from p2ptrain.runtime.spans import SpanRecorder

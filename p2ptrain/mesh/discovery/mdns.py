@@ -21,7 +21,7 @@ from zeroconf.asyncio import AsyncServiceBrowser, AsyncServiceInfo, AsyncZerocon
 from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.candidates import (
+from p2ptrain.mesh.discovery.addresses import (
     INSTANCE_DIGITS,
     SERVICE,
     DiscoveredDevice,

@@ -4,7 +4,7 @@ Source: Raft (Ongaro, Ousterhout, 2014), its leader election with pre-vote and l
 Unlike Raft there is no fixed list of voters, because devices come and go: a majority is one of the
 devices that the candidate believes alive. So both halves of a split network elect a coordinator.
 Nothing is lost by that, since a generation is valid only where its holder is. When the halves
-meet, claims.py decides which one remains. What always holds:
+meet, terms.py decides which one remains. What always holds:
 
 * a device votes once per term, and never for a term at or below its `term_floor`;
 * the terms that a device follows never fall, except where its own is absurd (terms.py);
@@ -26,8 +26,6 @@ from random import Random
 
 from p2ptrain.errors import InternalError
 from p2ptrain.mesh.conduct import Offence
-from p2ptrain.mesh.election.claims import ClaimVerdict, CoordinatorClaim, judge
-from p2ptrain.mesh.election.election_config import ElectionConfig
 from p2ptrain.mesh.election.election_wire import (
     SUPPORT_LIMIT,
     ElectionKind,
@@ -35,7 +33,13 @@ from p2ptrain.mesh.election.election_wire import (
     decode,
     encode,
 )
-from p2ptrain.mesh.election.terms import Terms
+from p2ptrain.mesh.election.terms import (
+    ClaimVerdict,
+    CoordinatorClaim,
+    ElectionConfig,
+    Terms,
+    judge,
+)
 from p2ptrain.mesh.membership.core_events import (
     CoordinatorIs,
     CoordinatorLost,

@@ -17,9 +17,8 @@ from enum import StrEnum
 from typing import Annotated
 
 from p2ptrain.mesh.membership.core_events import Payload
-from p2ptrain.net.forms import Range, Text
+from p2ptrain.net.forms import Range, Text, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 TERM_LIMIT = 1 << 53
 

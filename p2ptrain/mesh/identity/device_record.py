@@ -23,9 +23,8 @@ from p2ptrain.mesh.discovery.addresses import Address, is_usable
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.fields import NAME_LIMIT_CHARACTERS, checked_name, peer_name
-from p2ptrain.net.forms import Range
+from p2ptrain.net.forms import Range, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 log = get_logger(__name__)
 

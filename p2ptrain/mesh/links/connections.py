@@ -2,7 +2,7 @@
 
 Each trusted device has a task that dials it while there is no link, with back-off. Any hint about
 an address (discovery, a member's report) wakes that task. Links that devices dial to us come in
-through `incoming`. link_rules.py decides which links are kept; path_mover.py changes their paths.
+through `incoming`. hello.py decides which links are kept; paths.py changes their paths.
 """
 
 from __future__ import annotations
@@ -27,28 +27,31 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.discovery.addresses import Address, AddressBook
 from p2ptrain.mesh.guard import Guard
-from p2ptrain.mesh.identity.software import mismatch
 from p2ptrain.mesh.links.hello import (
     Hello,
+    LinkAction,
+    LinkDecision,
     LinkRefusal,
+    LinkSituation,
+    between_instances,
+    judge_incoming,
     new_token,
     refusal_of,
     refused,
     to_message,
 )
-from p2ptrain.mesh.links.link_probe import PING_KIND, TIMEOUT_SECONDS, all_ports_refuse
-from p2ptrain.mesh.links.link_rules import (
-    LinkAction,
-    LinkDecision,
-    LinkSituation,
-    between_instances,
-    judge_incoming,
+from p2ptrain.mesh.links.link_probe import (
+    PING_KIND,
+    TIMEOUT_SECONDS,
+    Dial,
+    PathConfig,
+    all_ports_refuse,
 )
-from p2ptrain.mesh.links.path_mover import KnownPeer, PathMover
-from p2ptrain.mesh.links.paths import ConnectionTimes, Dial, PathConfig, PathSchedule
+from p2ptrain.mesh.links.paths import ConnectionTimes, KnownPeer, PathMover, PathSchedule
 from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.mesh.notifications import WarnOnce
+from p2ptrain.net.fields import mismatch
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.link.stream import StreamArrival
 from p2ptrain.net.message import Message

@@ -1,4 +1,4 @@
-"""Measures the rate and latency of a link with real bytes, counted when they are acknowledged.
+"""Measures links, and other paths, with real bytes, counted when they are acknowledged.
 
     latency = half of the shortest of a few round trips of an empty message
     rate    = slope of the line through acknowledged bytes over time
@@ -19,14 +19,17 @@ address? A pulled cable or a frozen process refuses nothing; the kernel of a run
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 from statistics import linear_regression
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
-from p2ptrain.errors import ProtocolError
+from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
 from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.interface import LinkSpeed
+from p2ptrain.net.frame import Header
+from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Fields, Message, Priority
 
 if TYPE_CHECKING:
@@ -145,3 +148,115 @@ async def _refuses(address: Address) -> bool:
         return False
     writer.transport.abort()
     return False
+
+
+PATH_KIND = "mesh.path"
+
+_ASK = "ask"
+
+_PADDING = "padding"
+
+_PADDING_CHARACTERS = 3500
+
+_MESSAGE_BYTES = _PADDING_CHARACTERS + 50
+
+
+MakeLink: TypeAlias = Callable[[str], Link]
+
+Dial: TypeAlias = Callable[[Sequence[Address], str, MakeLink], Awaitable[Link]]
+"""(addresses, expected id, make_link) -> a link whose peer has proved to be that device."""
+
+
+@dataclass(frozen=True, slots=True)
+class PathConfig:
+    """When paths are measured, and when another one is taken.
+
+    Attributes:
+        first_seconds: after a link came up, or news of other addresses.
+        again_seconds: after a look that changed nothing; doubles up to `rarest_seconds`.
+        rarest_seconds: see `again_seconds`.
+        measure_seconds: that one path is measured for, at most so long again for the last answer.
+        limit_messages: of one measurement; what a hostile device may have taken in for nothing.
+        better_factor: how many times as fast another path must be. A busy path looks slower than
+            it is, and each change costs the round under way.
+        most_paths: measured in one look.
+    """
+
+    first_seconds: float = 0.5
+    again_seconds: float = 20.0
+    rarest_seconds: float = 300.0
+    measure_seconds: float = 0.3
+    limit_messages: int = 2048
+    better_factor: float = 2.0
+    most_paths: int = 4
+
+
+class PathProbe:
+    """The measuring side of one connection; a `LinkReceiver`."""
+
+    def __init__(self) -> None:
+        self._answers: asyncio.Queue[PeerError | None] = asyncio.Queue(maxsize=2)
+
+    def open_parts(self, link: Link, header: Header) -> Sequence[memoryview] | None:
+        """Refuse. Raises ProtocolError."""
+        raise ProtocolError("a path is answered without parts")
+
+    def deliver(self, link: Link, message: Message) -> None:
+        """What was sent has come."""
+        if message.kind != PATH_KIND or self._answers.full():
+            raise ProtocolError("a path that is measured is acknowledged once for each question")
+        self._answers.put_nowait(None)
+
+    def lost(self, link: Link, error: PeerError) -> None:
+        """The connection has ended."""
+        if not self._answers.full():
+            self._answers.put_nowait(error)
+
+    async def bytes_per_s(self, link: Link, config: PathConfig) -> float:
+        """Send more and more until it takes `measure_seconds`; what the last burst made.
+
+        Raises:
+            LinkClosed: the connection ended, or nothing came back in time.
+        """
+        count, sent, rate = 8, 0, 0.0
+        began = monotonic()
+        while sent + count <= config.limit_messages:
+            started = monotonic()
+            await self._burst(link, count, config)
+            seconds = max(monotonic() - started, 1e-6)
+            sent, rate = sent + count, count * _MESSAGE_BYTES / seconds
+            if monotonic() - began > config.measure_seconds / 2:
+                break
+            count *= 4
+        return rate
+
+    async def _burst(self, link: Link, count: int, config: PathConfig) -> None:
+        padding = "x" * _PADDING_CHARACTERS
+        try:
+            async with asyncio.timeout(10 * config.measure_seconds):
+                for number in range(count):
+                    asks = {_ASK: True} if number == count - 1 else {}
+                    await link.send(Message(PATH_KIND, {**asks, _PADDING: padding}))
+                error = await self._answers.get()
+        except TimeoutError:
+            raise LinkClosed("this path is too slow") from None
+        if error is not None:
+            raise error
+
+
+class PathAnswers:
+    """The other side: how many messages of one connection have come for nothing."""
+
+    def __init__(self, config: PathConfig) -> None:
+        self._left = config.limit_messages
+
+    def take(self, link: Link, message: Message) -> bool:
+        """Whether `message` measures a path; it is answered where it asks. Raises ProtocolError."""
+        if message.kind != PATH_KIND:
+            return False
+        self._left -= 1
+        if self._left < 0:
+            raise ProtocolError("a path is measured for ever")
+        if message.fields.get(_ASK) is True:
+            link.send_now(Message(PATH_KIND))
+        return True

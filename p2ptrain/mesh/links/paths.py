@@ -9,38 +9,26 @@ device has other addresses, the device of smaller id measures each path by a con
                                         <--   path {}              acknowledged: seconds and bytes
 
 The link moves to a path that is at least `better_factor` times as fast: a dial as after a lost
-link, which replaces it. A path that dies is left as soon as the device is suspected.
+link, which replaces it. A path that dies is left as soon as the device is suspected. Which side
+measures, and when, is decided by connections.py; link_probe.py has both ends of a measurement.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from time import monotonic
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
-from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.net.frame import Header
+from p2ptrain.aio.tasks import TaskScope
+from p2ptrain.errors import PeerError
+from p2ptrain.logs import get_logger
+from p2ptrain.mesh.discovery.addresses import Address, AddressBook
+from p2ptrain.mesh.discovery.interfaces import without_scope
+from p2ptrain.mesh.links.link_probe import Dial, PathConfig, PathProbe
+from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.net.link.link import Link
-from p2ptrain.net.message import Message
-
-PATH_KIND = "mesh.path"
-
-_ASK = "ask"
-
-_PADDING = "padding"
-
-_PADDING_CHARACTERS = 3500
-
-_MESSAGE_BYTES = _PADDING_CHARACTERS + 50
-
-
-MakeLink: TypeAlias = Callable[[str], Link]
-
-Dial: TypeAlias = Callable[[Sequence[Address], str, MakeLink], Awaitable[Link]]
-"""(addresses, expected id, make_link) -> a link whose peer has proved to be that device."""
+from p2ptrain.net.transport.dial import Backoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,30 +51,6 @@ class ConnectionTimes:
     ask_old_seconds: float = 1.0
     path_seconds: float = 0.3
     goodbye_seconds: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class PathConfig:
-    """When paths are measured, and when another one is taken.
-
-    Attributes:
-        first_seconds: after a link came up, or news of other addresses.
-        again_seconds: after a look that changed nothing; doubles up to `rarest_seconds`.
-        rarest_seconds: see `again_seconds`.
-        measure_seconds: that one path is measured for, at most so long again for the last answer.
-        limit_messages: of one measurement; what a hostile device may have taken in for nothing.
-        better_factor: how many times as fast another path must be. A busy path looks slower than
-            it is, and each change costs the round under way.
-        most_paths: measured in one look.
-    """
-
-    first_seconds: float = 0.5
-    again_seconds: float = 20.0
-    rarest_seconds: float = 300.0
-    measure_seconds: float = 0.3
-    limit_messages: int = 2048
-    better_factor: float = 2.0
-    most_paths: int = 4
 
 
 class PathSchedule:
@@ -134,72 +98,135 @@ def better_path(
     return best
 
 
-class PathProbe:
-    """The measuring side of one connection; a `LinkReceiver`."""
+log = get_logger(__name__)
 
-    def __init__(self) -> None:
-        self._answers: asyncio.Queue[PeerError | None] = asyncio.Queue(maxsize=2)
+Redial: TypeAlias = Callable[[str, Sequence[Address], PeerLink | None], Awaitable[None]]
+"""(peer id, addresses, the link that gives way): dials and says hello. Raises PeerError."""
 
-    def open_parts(self, link: Link, header: Header) -> Sequence[memoryview] | None:
-        """Refuse. Raises ProtocolError."""
-        raise ProtocolError("a path is answered without parts")
 
-    def deliver(self, link: Link, message: Message) -> None:
-        """What was sent has come."""
-        if message.kind != PATH_KIND or self._answers.full():
-            raise ProtocolError("a path that is measured is acknowledged once for each question")
-        self._answers.put_nowait(None)
+@dataclass(slots=True, eq=False)
+class KnownPeer:
+    """What is known of one trusted device; `current` is its link that is up."""
 
-    def lost(self, link: Link, error: PeerError) -> None:
-        """The connection has ended."""
-        if not self._answers.full():
-            self._answers.put_nowait(error)
+    backoff: Backoff
+    paths: PathSchedule
+    addresses: AddressBook = field(default_factory=AddressBook)
+    current: PeerLink | None = None
+    last_token: str = ""
+    dialling: bool = False  # our hello is on its way
+    measuring: bool = False  # its paths
+    moving: bool = False  # to another path
+    missed: bool = False  # the last link was lost and no dial has been tried since
+    at: tuple[Address, ...] = ()  # where it listened, as it said on its last link
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    task: asyncio.Task[None] | None = None
 
-    async def bytes_per_s(self, link: Link, config: PathConfig) -> float:
-        """Send more and more until it takes `measure_seconds`; what the last burst made.
+    @property
+    def is_up(self) -> bool:
+        """It has a link that is up."""
+        return self.current is not None and self.current.is_up
 
-        Raises:
-            LinkClosed: the connection ended, or nothing came back in time.
+    def listens_at(self) -> Address | None:
+        """Where the device listens on the path that its link takes."""
+        link = self.current
+        if link is None or link.theirs is None or (ends := link.link.ends()) is None:
+            return None
+        return ends[1], link.theirs.port
+
+    def elsewhere(self) -> list[Address]:
+        """The addresses of a device on other paths than its link's; none without a link."""
+        current = self.listens_at()
+        if current is None:
+            return []
+        used = without_scope(current[0])
+        return [(ip, port) for ip, port in self.addresses.all() if without_scope(ip) != used]
+
+
+class PathMover:
+    """Measures the paths of linked devices, and moves their links."""
+
+    def __init__(
+        self,
+        tasks: TaskScope,
+        dial: Dial,
+        redial: Redial,
+        config: PathConfig,
+        answers: Callable[[str], Awaitable[bool]],
+    ) -> None:
+        """Nothing is measured before `measure`.
+
+        Args:
+            dial: for connections that only measure.
+            redial: for the new link.
+            answers: (peer id) whether it answers over its link; both sides may see a path die, so
+                one of them waits for longer.
         """
-        count, sent, rate = 8, 0, 0.0
-        began = monotonic()
-        while sent + count <= config.limit_messages:
-            started = monotonic()
-            await self._burst(link, count, config)
-            seconds = max(monotonic() - started, 1e-6)
-            sent, rate = sent + count, count * _MESSAGE_BYTES / seconds
-            if monotonic() - began > config.measure_seconds / 2:
-                break
-            count *= 4
-        return rate
+        self._tasks = tasks
+        self._dial = dial
+        self._redial = redial
+        self._config = config
+        self._answers = answers
 
-    async def _burst(self, link: Link, count: int, config: PathConfig) -> None:
-        padding = "x" * _PADDING_CHARACTERS
+    def measure(self, peer_id: str, peer: KnownPeer) -> None:
+        """Measure the device's paths in a task, unless one is at work already."""
+        if peer.elsewhere() and not peer.measuring:
+            peer.measuring = True
+            self._tasks.spawn(self._look_at_paths(peer_id, peer), "measure paths")
+
+    def leave(self, peer_id: str, peer: KnownPeer) -> None:
+        """Move a device's link to any other path in a task, unless it answers over that link."""
+        if peer.current is not None and not peer.moving and peer.elsewhere():
+            peer.moving = True
+            self._tasks.spawn(self._leave_path(peer_id, peer, peer.current), "another path")
+
+    async def _look_at_paths(self, peer_id: str, peer: KnownPeer) -> None:
+        """Measure the current path and the others; move the link to a much faster one."""
+        link, current = peer.current, peer.listens_at()
         try:
-            async with asyncio.timeout(10 * config.measure_seconds):
-                for number in range(count):
-                    asks = {_ASK: True} if number == count - 1 else {}
-                    await link.send(Message(PATH_KIND, {**asks, _PADDING: padding}))
-                error = await self._answers.get()
-        except TimeoutError:
-            raise LinkClosed("this path is too slow") from None
-        if error is not None:
-            raise error
+            if link is None or current is None:
+                return
+            others = peer.elsewhere()[: self._config.most_paths]
+            rates = await self._measure_all(peer_id, [current, *others])
+            seen = link.link.statistics().link_bytes_per_s
+            if current in rates and seen is not None:
+                rates[current] = max(rates[current], seen)
+            best = better_path(current, rates, self._config)
+            if best is not None and peer.current is link:
+                log.info("better_path", peer=peer_id[:16], at=best, rate=round(rates[best]))
+                await self._move(peer_id, link, [best])
+        finally:
+            peer.measuring = False
 
+    async def _measure_all(
+        self, peer_id: str, addresses: Sequence[Address]
+    ) -> dict[Address, float]:
+        """Of those that work, bytes/s."""
+        rates = {}
+        for address in addresses:
+            try:
+                rates[address] = await self._measure(peer_id, address)
+            except PeerError as error:
+                log.debug("path_not_measured", peer=peer_id[:16], at=address, why=str(error))
+        return rates
 
-class PathAnswers:
-    """The other side: how many messages of one connection have come for nothing."""
+    async def _measure(self, peer_id: str, address: Address) -> float:
+        """Bytes/s over a connection of its own. Raises PeerError."""
+        probe = PathProbe()
+        link = await self._dial([address], peer_id, lambda peer: Link(peer, probe))
+        try:
+            return await probe.bytes_per_s(link, self._config)
+        finally:
+            link.abort("the path is measured")
 
-    def __init__(self, config: PathConfig) -> None:
-        self._left = config.limit_messages
+    async def _leave_path(self, peer_id: str, peer: KnownPeer, link: PeerLink) -> None:
+        try:
+            if not await self._answers(peer_id) and peer.current is link:
+                await self._move(peer_id, link, peer.elsewhere())
+        finally:
+            peer.moving = False
 
-    def take(self, link: Link, message: Message) -> bool:
-        """Whether `message` measures a path; it is answered where it asks. Raises ProtocolError."""
-        if message.kind != PATH_KIND:
-            return False
-        self._left -= 1
-        if self._left < 0:
-            raise ProtocolError("a path is measured for ever")
-        if message.fields.get(_ASK) is True:
-            link.send_now(Message(PATH_KIND))
-        return True
+    async def _move(self, peer_id: str, link: PeerLink, addresses: Sequence[Address]) -> None:
+        try:
+            await self._redial(peer_id, addresses, link)
+        except PeerError as error:
+            log.info("path_not_changed", peer=peer_id[:16], why=str(error))

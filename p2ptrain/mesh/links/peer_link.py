@@ -12,7 +12,7 @@ from typing import Protocol
 from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
 from p2ptrain.mesh.interface import LinkStatistics
 from p2ptrain.mesh.links.hello import HELLO_KIND, REFUSED_KIND, Hello, from_message
-from p2ptrain.mesh.links.paths import PathAnswers, PathConfig
+from p2ptrain.mesh.links.link_probe import PathAnswers, PathConfig
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.net.frame import Header
 from p2ptrain.net.link.link import Link

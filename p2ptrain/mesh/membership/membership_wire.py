@@ -21,9 +21,8 @@ import cbor2
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import MemberRecord, Payload
 from p2ptrain.mesh.membership.suspicion import Suspicion
-from p2ptrain.net.forms import Count, DeviceId, Flat, Key, Length, Range, Rare
+from p2ptrain.net.forms import Count, DeviceId, Flat, Key, Length, Range, Rare, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 CLAIMS_LIMIT = 64
 

@@ -35,13 +35,11 @@ from spake2.spake2 import SPAKEError
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.errors import NotPaired, PairingError, ProtocolError, VersionMismatch
 from p2ptrain.mesh.identity.identity import Identity, device_id, is_signed
-from p2ptrain.mesh.identity.software import Software, Spoken, Version, mismatch
 from p2ptrain.mesh.trust.trust import Certificate
 from p2ptrain.net import cbor
-from p2ptrain.net.fields import PeerName
-from p2ptrain.net.forms import Length, Range, Rare, Text
+from p2ptrain.net.fields import PeerName, Software, Spoken, Version, mismatch
+from p2ptrain.net.forms import Length, Range, Rare, Text, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 MESSAGE_BYTES = 33
 """One byte for the side, 32 for the point."""

@@ -14,8 +14,7 @@ from random import Random
 
 from p2ptrain.errors import LinkClosed, PeerError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
+from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevice
 from p2ptrain.mesh.trust.pairing import (
     PairingBrokenOff,
     PairingBusy,

@@ -31,10 +31,9 @@ from p2ptrain.mesh.trust.trust import (
     sign_record,
 )
 from p2ptrain.net.fields import PeerName
-from p2ptrain.net.forms import By
+from p2ptrain.net.forms import By, write_form
 from p2ptrain.net.read_form import read_form
 from p2ptrain.net.transport.tls import Credentials, client_context, server_context
-from p2ptrain.net.write_form import write_form
 
 log = get_logger(__name__)
 

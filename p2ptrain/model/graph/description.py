@@ -40,8 +40,7 @@ from p2ptrain.model.graph.values import (
     ValueDescription,
 )
 from p2ptrain.net import cbor
-from p2ptrain.net.forms import By, Key, Length, Range, Rare, Row
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import By, Key, Length, Range, Rare, Row, write_form
 
 Mode: TypeAlias = Literal["train", "eval"] | str
 

@@ -31,9 +31,8 @@ from p2ptrain.model.graph.values import (
     ValueDescription,
     one_of,
 )
-from p2ptrain.net.forms import By, Key, Length, Range, Row, Text
+from p2ptrain.net.forms import By, Key, Length, Range, Row, Text, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 NODES_LIMIT = 50_000
 

@@ -13,8 +13,7 @@ from types import MappingProxyType
 from typing import Annotated, Any, TypeAlias
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.net.forms import By, Length, Range, Text
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import By, Length, Range, Text, write_form
 
 GROUPS_LIMIT = 1024
 

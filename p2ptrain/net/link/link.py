@@ -20,13 +20,16 @@ from p2ptrain.net.decoder import DecoderSink, FrameDecoder
 from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import Header
 from p2ptrain.net.link.compression import CompressionChooser, LinkCompression
-from p2ptrain.net.link.flow_control import UNKNOWN, LinkRateMeter, StallWatch, portions
-from p2ptrain.net.link.link_settings import (
+from p2ptrain.net.link.flow_control import (
+    UNKNOWN,
     LinkCounters,
+    LinkRateMeter,
     LinkSettings,
     LoopClock,
+    StallWatch,
     SystemClock,
     Timer,
+    portions,
 )
 from p2ptrain.net.link.send_queue import Outbox, SendQueue
 from p2ptrain.net.link.stream import ByteStream, StreamArrival

@@ -15,153 +15,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import socket
 import ssl
-import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
 
 from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.link.stream import StreamUser
 from p2ptrain.net.transport.dial import Address, MakeLink
-from p2ptrain.net.transport.pace import Pace, Rate
+from p2ptrain.net.transport.pace import (
+    PER_ADDRESS_LIMIT,
+    TOTAL_LIMIT,
+    Admission,
+    Pace,
+    PaceQueue,
+    Rate,
+    first_record,
+)
 from p2ptrain.net.transport.pairing_channel import PairingChannel
-from p2ptrain.net.transport.threshold import PaceQueue, first_record
+from p2ptrain.net.transport.sockets import bind_all
 from p2ptrain.net.transport.tls import certificate_id
 from p2ptrain.net.transport.tls_stream import TlsStream
-
-BACKLOG = 64
-
-PORT_TRIES = 16
-"""With any free port, one that is free on the first address may be taken on another."""
-
-
-def bind_all(hosts: Sequence[str] | None, port: int) -> list[socket.socket]:
-    """Non-blocking listening sockets at one port.
-
-    Args:
-        hosts: numeric addresses, IPv6 perhaps with a scope; None means every address there is.
-        port: 0 for any free one.
-
-    Raises:
-        OptionError: the port is taken, or an address is not this device's.
-    """
-    wanted = list(hosts) if hosts is not None else _wildcards()
-    tries = 1 if port else PORT_TRIES
-    for attempt in range(tries):
-        try:
-            return _bind_at(wanted, port)
-        except OSError as error:
-            if attempt == tries - 1:
-                raise OptionError(_why_not(wanted, port, error)) from error
-    raise OptionError("no address to listen at was given")
-
-
-def _why_not(hosts: Sequence[str], port: int, error: OSError) -> str:
-    if error.errno == errno.EADDRINUSE and port:
-        return f"port {port} of this device is taken: stop what uses it, or give another --port"
-    where = f"port {port}" if port else "any port"
-    return f"cannot listen at {where} of {', '.join(hosts)}: {error.strerror or error}"
-
-
-def _wildcards() -> list[str]:
-    return ["0.0.0.0", "::"] if _has_ipv6() else ["0.0.0.0"]
-
-
-def _has_ipv6() -> bool:
-    if not socket.has_ipv6:
-        return False
-    try:
-        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-            probe.bind(("::1", 0))
-    except OSError:
-        return False
-    return True
-
-
-def _bind_at(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    bound: list[socket.socket] = []
-    try:
-        for host in hosts:
-            bound.append(_bind_one(host, port))
-            port = bound[0].getsockname()[1]
-    except OSError:
-        for listening in bound:
-            listening.close()
-        raise
-    return bound
-
-
-def _bind_one(host: str, port: int) -> socket.socket:
-    family, kind, protocol, _, address = socket.getaddrinfo(
-        host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE | socket.AI_NUMERICHOST
-    )[0]
-    listening = socket.socket(family, kind, protocol)
-    try:
-        if sys.platform != "win32":  # there it would let others take the port over
-            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-        listening.setblocking(False)
-        listening.bind(address)
-        listening.listen(BACKLOG)
-    except OSError:
-        listening.close()
-        raise
-    return listening
-
-
-PER_ADDRESS_LIMIT = 8
-
-TOTAL_LIMIT = 64
-
-Key = TypeVar("Key")
-
-
-class Admission(Generic[Key]):
-    """Pure bookkeeping of the strangers who are here."""
-
-    def __init__(
-        self, per_address_limit: int = PER_ADDRESS_LIMIT, total_limit: int = TOTAL_LIMIT
-    ) -> None:
-        self._per_address_limit = per_address_limit
-        self._total_limit = total_limit
-        self._address: dict[Key, str] = {}  # in the order of arrival
-        self._count: Counter[str] = Counter()
-
-    def __len__(self) -> int:
-        return len(self._address)
-
-    def admit(self, key: Key, address: str) -> Key | None:
-        """Take in the connection `key`; returns the one that must be cut for it, if any."""
-        evicted = self._to_evict(address)
-        if evicted is not None:
-            self.release(evicted)
-        self._address[key] = address
-        self._count[address] += 1
-        return evicted
-
-    def release(self, key: Key) -> None:
-        """`key` has shown who it is, or has gone; harmless when repeated."""
-        address = self._address.pop(key, None)
-        if address is not None:
-            self._count[address] -= 1
-            self._count += Counter()  # forget the addresses that have none left
-
-    def _to_evict(self, address: str) -> Key | None:
-        if self._count[address] >= self._per_address_limit:
-            crowded = address
-        elif len(self._address) >= self._total_limit:
-            crowded = self._count.most_common(1)[0][0]
-        else:
-            return None
-        return next(key for key, where in self._address.items() if where == crowded)
-
 
 HANDSHAKE_SECONDS = 5.0
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar, Literal, TypeAlias
 
+from p2ptrain.net.fields import Blob, BlobLimit
 from p2ptrain.net.forms import Count, Length, Range, Text
-from p2ptrain.net.parts import Blob, BlobLimit
 
 _Name: TypeAlias = Annotated[str, Text(64, clean=True)]
 

@@ -10,9 +10,8 @@ from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from p2ptrain.errors import OptionError
-from p2ptrain.net.forms import Length, Range, Text
+from p2ptrain.net.forms import Length, Range, Text, write_form
 from p2ptrain.net.read_form import read_form, shown
-from p2ptrain.net.write_form import write_form
 
 T = TypeVar("T")
 

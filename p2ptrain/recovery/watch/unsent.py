@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from p2ptrain.net.fields import Blob
 from p2ptrain.net.forms import Length, Range, Text
-from p2ptrain.net.parts import Blob
 
 _STAGES = 4096
 

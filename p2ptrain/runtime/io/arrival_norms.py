@@ -17,8 +17,8 @@ from p2ptrain.messages.assignment import Assignment
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.values import sample_dimension
 from p2ptrain.model.stage.round_replay import size_of
+from p2ptrain.net.fields import Blob
 from p2ptrain.net.forms import Length, Range, Text
-from p2ptrain.net.parts import Blob
 
 ARRIVALS_LIMIT = 1024
 

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.stage import Stage
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import write_form
 from p2ptrain.profiling import unit_chain
 from p2ptrain.profiling.measure_units import UnitMeasurements, measure_units, work_on
 from p2ptrain.profiling.unit_chain import UnitChain

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from p2ptrain.net.read_form import is_shown
+from p2ptrain.net.forms import is_shown
 from tests.support.thorough import examples_of
 from tools.fuzz_targets import OWN_ERRORS, mutated, targets
 

@@ -13,8 +13,8 @@ from p2ptrain.job.last_job import last_facts
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.messages.kinds import EXPLAIN, ROUND_PICTURE
+from p2ptrain.net.fields import limited, part_of
 from p2ptrain.net.message import Message
-from p2ptrain.net.parts import limited, part_of
 from p2ptrain.plan.explain import explain
 from p2ptrain.plan.round_picture import KINDS, RoundPicture
 from p2ptrain.plan.types.job_facts import JobFacts

@@ -23,8 +23,8 @@ from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberChanged, MemberState, MeshEvent
 from p2ptrain.messages.kinds import OVER, STATE_REPORT
 from p2ptrain.messages.round_orders import GenerationKey
+from p2ptrain.net.fields import LARGE, limited
 from p2ptrain.net.message import Message
-from p2ptrain.net.parts import LARGE, limited
 from p2ptrain.state import ended_jobs
 from p2ptrain.state.ended_jobs import ENDED_FILE
 from p2ptrain.worker import job_slot

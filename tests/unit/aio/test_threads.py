@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from p2ptrain.aio.threads import run_in_background
+from p2ptrain.aio.tasks import run_in_background
 
 
 async def test_the_result_comes_back_from_another_thread() -> None:

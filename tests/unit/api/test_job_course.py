@@ -27,9 +27,9 @@ from p2ptrain.api.job_desk import JobDesk
 from p2ptrain.api.progress import PROGRESS, JobLine
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.message import Message
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from tests.support.memory_household import MemoryHousehold
 from tests.support.page_member import PLAN, step
 

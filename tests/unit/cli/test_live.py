@@ -20,8 +20,8 @@ from rich.live import Live
 from p2ptrain import events
 from p2ptrain.cli.live import LiveRenderer, SeenByEvents
 from p2ptrain.cli.screen import Space, as_text, user_console, whole
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.page.state import PageState
 from p2ptrain.page.view import Seen, page_state
 from tests.support.page_member import PLAN, course, status, step, trusted

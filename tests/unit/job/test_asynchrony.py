@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.job.asynchrony import AsyncOptions, WeightDelays
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.schedule import one_f_one_b
 from p2ptrain.plan.types.weight_versions import Weights, depths_of, versions_kept
 from tests.support.schedule_deadlock import find_deadlock

@@ -23,8 +23,8 @@ from p2ptrain.job.asynchrony import AsyncOptions, FtpipehdOptions
 from p2ptrain.messages.assign import assignment_of
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.plan_request import JobPlanRequest
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.plan.types.cluster import ClusterLink

@@ -31,9 +31,8 @@ from p2ptrain.mesh.membership.membership_wire import (
     encode,
 )
 from p2ptrain.mesh.notifications import WarnOnce
-from p2ptrain.mesh.trust.known_codes import CODES_FILE, KnownCodes
 from p2ptrain.mesh.trust.pairing import PairingClient, PairingServer, WrongCode, refusal
-from p2ptrain.mesh.trust.pairing_window import PairingWindow
+from p2ptrain.mesh.trust.pairing_window import CODES_FILE, KnownCodes, PairingWindow
 from p2ptrain.mesh.trust.trust import TrustedDevice, TrustRecord, encode_record
 from p2ptrain.mesh.trust.trust_store import TRUST_FILE, TrustStore
 from p2ptrain.mesh.trust_exchange import TrustExchange

@@ -11,8 +11,8 @@ from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.model.stage.optimizer_spec import SGD
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.allocation import Allocation, TileShape
 from p2ptrain.plan.types.gradient_sums import MAX_BYTES
 from p2ptrain.plan.types.weight_versions import Weights

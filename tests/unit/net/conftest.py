@@ -10,8 +10,8 @@ from typing import TypeAlias
 
 import pytest
 
+from p2ptrain.net.link.flow_control import LinkSettings
 from p2ptrain.net.link.link import Link
-from p2ptrain.net.link.link_settings import LinkSettings
 from p2ptrain.net.transport.dial import dial
 from p2ptrain.net.transport.listener import Listener, ListenerHooks
 from p2ptrain.net.transport.tls import client_context, server_context

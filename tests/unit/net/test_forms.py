@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.net import cbor
-from p2ptrain.net.forms import By, Flat, Key, Length, Local, Range, Rare, Row, Text
+from p2ptrain.net.forms import By, Flat, Key, Length, Local, Range, Rare, Row, Text, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 
 class Colour(StrEnum):

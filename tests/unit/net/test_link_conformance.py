@@ -10,7 +10,7 @@ import pytest
 
 from p2ptrain.errors import LinkClosed, ProtocolError
 from p2ptrain.net.frame import Header
-from p2ptrain.net.link.link_settings import LinkSettings
+from p2ptrain.net.link.flow_control import LinkSettings
 from p2ptrain.net.message import Message, PartKind, Priority
 from tests.support.links import Device, Inbox
 from tests.unit.net.conftest import Connect

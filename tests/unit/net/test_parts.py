@@ -11,8 +11,8 @@ from p2ptrain.errors import NotInCharge, PeerError, ProtocolError
 from p2ptrain.messages.kinds import PREPARE
 from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
+from p2ptrain.net.fields import SMALL, Blob, limited
 from p2ptrain.net.message import Fields, Message
-from p2ptrain.net.parts import SMALL, Blob, limited
 from p2ptrain.recovery.state_report import StateReport
 from tests.support.memory_household import MemoryHousehold, memory_id
 

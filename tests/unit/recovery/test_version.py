@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.recovery.version import ERAS_LIMIT, Era, Lineage, Version
 
 _BRANCHED = Lineage((Era(1, 0, 0), Era(2, 50, 1), Era(3, 100, 2)))

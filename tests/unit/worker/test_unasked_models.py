@@ -10,7 +10,7 @@ import pytest
 
 from p2ptrain.errors import ProtocolError, TrainingError
 from p2ptrain.net import cbor
-from p2ptrain.net.write_form import write_form
+from p2ptrain.net.forms import write_form
 from p2ptrain.plan.types.profile import Unit
 from p2ptrain.plan.types.unit_times import TimeTable, UnitTimes
 from p2ptrain.process.box import Box, BoxTask, Child, Ended, How

@@ -22,8 +22,8 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import ALIVE, PLAN, PLAN_END
 from p2ptrain.messages.requesters import Due
 from p2ptrain.net import cbor
+from p2ptrain.net.fields import limited
 from p2ptrain.net.message import Message
-from p2ptrain.net.parts import limited
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.cluster import ClusterLink, Overheads
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets

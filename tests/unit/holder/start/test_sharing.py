@@ -16,8 +16,8 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.plan_request import SharingLimits
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net import cbor
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation
 from p2ptrain.plan.types.request import PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan

@@ -10,7 +10,7 @@ import pytest
 from zeroconf import DNSIncoming
 
 from p2ptrain.errors import OptionError, UserError
-from p2ptrain.mesh.discovery.candidates import (
+from p2ptrain.mesh.discovery.addresses import (
     CANDIDATES_LIMIT,
     SERVICE,
     DiscoveredDevice,

@@ -12,7 +12,7 @@ from zeroconf import ServiceStateChange
 
 from p2ptrain._version import PROTOCOL_VERSION
 from p2ptrain.mesh.discovery import mdns as discovery
-from p2ptrain.mesh.discovery.candidates import SERVICE, service_name
+from p2ptrain.mesh.discovery.addresses import SERVICE, service_name
 from p2ptrain.mesh.discovery.mdns import RESOLVES_LIMIT, MdnsDiscovery, service_of
 
 TRUSTED = "ab" * 32

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from p2ptrain.errors import OptionError
-from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
+from p2ptrain.mesh.discovery.addresses import DiscoveredDevice
 from p2ptrain.mesh.discovery.interfaces import InterfaceAddress
 from p2ptrain.mesh.discovery.mdns import Discovery
 from p2ptrain.mesh.discovery.roaming import LocalAddresses, RoamingDiscovery, follow_addresses

@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.conduct import Offence
-from p2ptrain.mesh.election.claims import ClaimVerdict, CoordinatorClaim, judge
 from p2ptrain.mesh.election.election import Election
-from p2ptrain.mesh.election.election_config import ElectionConfig
 from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage, decode, encode
+from p2ptrain.mesh.election.terms import ClaimVerdict, CoordinatorClaim, ElectionConfig, judge
 from p2ptrain.mesh.membership.core_events import (
     CoordinatorIs,
     CoordinatorLost,

@@ -21,8 +21,8 @@ from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.links.connections import WAITING_LIMIT, Connections
 from p2ptrain.mesh.links.hello import HELLO_KIND, Hello, to_message
-from p2ptrain.mesh.links.path_mover import KnownPeer, PathMover
-from p2ptrain.mesh.links.paths import MakeLink, PathConfig, PathSchedule
+from p2ptrain.mesh.links.link_probe import MakeLink, PathConfig
+from p2ptrain.mesh.links.paths import KnownPeer, PathMover, PathSchedule
 from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.mesh.notifications import WarnOnce

@@ -17,18 +17,16 @@ from p2ptrain.mesh.discovery.addresses import HINTS_LIMIT, PROVEN_LIMIT, Address
 from p2ptrain.mesh.identity_conflicts import free_name, must_rename
 from p2ptrain.mesh.links.hello import (
     Hello,
+    LinkAction,
     LinkRefusal,
+    LinkSituation,
+    between_instances,
     from_message,
     is_younger,
+    judge_incoming,
     refusal_of,
     refused,
     to_message,
-)
-from p2ptrain.mesh.links.link_rules import (
-    LinkAction,
-    LinkSituation,
-    between_instances,
-    judge_incoming,
 )
 from p2ptrain.mesh.membership.core_events import MemberRecord
 from p2ptrain.mesh.membership.membership_wire import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.links.paths import PathConfig, PathSchedule, better_path
+from p2ptrain.mesh.links.link_probe import PathConfig
+from p2ptrain.mesh.links.paths import PathSchedule, better_path
 
 LAN: Address = ("192.168.1.2", 47300)
 WIFI: Address = ("192.168.2.2", 47300)

@@ -9,8 +9,7 @@ import pytest
 
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.mesh.links.handler_queues import QueueLimits
-from p2ptrain.mesh.links.hello import Hello
-from p2ptrain.mesh.links.link_rules import LinkAction, between_instances
+from p2ptrain.mesh.links.hello import Hello, LinkAction, between_instances
 from p2ptrain.mesh.links.peer_link import DISCARD_LIMIT_BYTES, PeerLink
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.net.frame import Header

@@ -6,7 +6,7 @@ import pytest
 
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.mesh.trust.known_codes import CODES_FILE, MAX_CODES, KnownCodes
+from p2ptrain.mesh.trust.pairing_window import CODES_FILE, MAX_CODES, KnownCodes
 
 ID = "ab" * 32
 

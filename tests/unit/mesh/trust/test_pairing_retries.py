@@ -13,8 +13,7 @@ import pytest
 
 from p2ptrain.errors import LinkClosed
 from p2ptrain.events import Event, PairingFailed
-from p2ptrain.mesh.discovery.addresses import Address
-from p2ptrain.mesh.discovery.candidates import DiscoveredDevice
+from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevice
 from p2ptrain.mesh.identity.identity import Identity, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.notifications import WarnOnce

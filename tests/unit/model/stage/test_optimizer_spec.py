@@ -18,8 +18,8 @@ from p2ptrain.model.stage.optimizer_spec import (
     AdamW,
     received,
 )
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 
 FORMS: list[Any] = [getattr(optimizer_spec, name) for name in NAMES]
 

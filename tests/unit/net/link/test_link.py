@@ -13,9 +13,8 @@ import pytest
 from p2ptrain.errors import InternalError, LinkClosed
 from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import Codec
-from p2ptrain.net.link.flow_control import UNKNOWN
+from p2ptrain.net.link.flow_control import UNKNOWN, LinkSettings
 from p2ptrain.net.link.link import Link
-from p2ptrain.net.link.link_settings import LinkSettings
 from p2ptrain.net.link.stream import StreamArrival, StreamUser
 from p2ptrain.net.message import Message, PartKind, Priority
 from tests.support import memory_links

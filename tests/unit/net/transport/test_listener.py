@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.net.transport.listener import Admission
+from p2ptrain.net.transport.pace import Admission
 
 
 def test_the_newest_pushes_out_the_oldest_of_its_address() -> None:

@@ -15,9 +15,8 @@ import pytest
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.transport.dial import dial, dial_unpaired
 from p2ptrain.net.transport.listener import Listener, ListenerHooks, ListenerSettings
-from p2ptrain.net.transport.pace import Rate
+from p2ptrain.net.transport.pace import HELLO_LIMIT_BYTES, Rate
 from p2ptrain.net.transport.pairing_channel import PairingChannel
-from p2ptrain.net.transport.threshold import HELLO_LIMIT_BYTES
 from p2ptrain.net.transport.tls import client_context, server_context, unpaired_client_context
 from p2ptrain.net.transport.tls_stream import HANDSHAKE_BYTES, TlsStream
 from tests.support.links import Inbox, make_device

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from p2ptrain.errors import OptionError
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.unit_times import Times, TimeTable, UnitTimes
 
 

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.net import cbor
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.watch.profile_corrections import (
     ExpectedSeconds,

@@ -11,8 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import OptionError
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.types.allocation import TileShape
 from p2ptrain.plan.types.feature_maps import ELEMENTWISE, AxisSpan, AxisWindow, MapNetwork, MapUnit
 from p2ptrain.tiling.maps.grid import GridError, lines_by_weight

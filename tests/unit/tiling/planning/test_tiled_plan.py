@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from p2ptrain.errors import OptionError, PlanError, ProtocolError, size_text
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.write_form import write_form
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.simulation.simulate import simulate
 from p2ptrain.plan.types.allocation import Allocation, BatchSplit
