@@ -98,7 +98,7 @@ class CheckedDataset:
             for first in range(0, len(self), _READY_PIECE):
                 yield range(first, min(first + _READY_PIECE, len(self)))
 
-    def collate(self, indices: Sequence[int], seed: str) -> tuple[Collated, Collated]:
+    def collate(self, indices: Sequence[int], seed: str = "example") -> tuple[Collated, Collated]:
         """The samples at `indices` as one batch, each tensor in fresh contiguous memory.
 
         `seed` decides what random numbers the dataset draws.

@@ -9,14 +9,12 @@ thread-safe.
 from __future__ import annotations
 
 import asyncio
-import itertools
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from operator import gt
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -91,7 +89,7 @@ class MicroBatchLoader:
         self._data = data
         self._evaluation = evaluation
 
-    async def course(
+    def course(
         self, sequence: RoundSequence, first_step: int, evaluated: int
     ) -> AsyncGenerator[LoadedMicroBatch, None]:
         """The pieces of all rounds; raises ScriptError where the user's data fails.
@@ -106,15 +104,11 @@ class MicroBatchLoader:
         ahead = LOADED_AHEAD
         if self._count is not None:  # a mini-batch that is read whole is not waited for
             ahead += -(-self._data.batch_size // sequence.micro_batch)
-        async with aclosing(_ahead(self._pieces(planned), ahead)) as pieces:
-            async for piece in pieces:
-                yield piece
+        return read_ahead(self._pieces(planned), ahead)
 
-    async def pieces(self, rounds: Iterable[Round]) -> AsyncGenerator[LoadedMicroBatch, None]:
+    def pieces(self, rounds: Iterable[Round]) -> AsyncGenerator[LoadedMicroBatch, None]:
         """The pieces of rounds of training, once more; as `course`."""
-        async with aclosing(_ahead(self.now(rounds))) as pieces:
-            async for piece in pieces:
-                yield piece
+        return read_ahead(self.now(rounds))
 
     def now(self, rounds: Iterable[Round]) -> Iterator[LoadedMicroBatch]:
         """The same, each read when it is asked for: not for the event loop."""
@@ -183,85 +177,34 @@ class MicroBatchLoader:
         return LoadedMicroBatch(planned, FeedItem(piece, inputs, targets, weights), target)
 
 
-async def _ahead(
-    pieces: Iterator[LoadedMicroBatch], ahead: int = LOADED_AHEAD
-) -> AsyncGenerator[LoadedMicroBatch, None]:
-    def load(_number: int) -> LoadedMicroBatch | None:
-        return next(pieces, None)
-
-    async with Prefetcher(load, itertools.count(), ahead=ahead) as loaded:
-        async for piece in loaded:
-            if piece is None:
-                return
-            yield piece
-
-
 log = get_logger(__name__)
-
-K = TypeVar("K")
 
 V = TypeVar("V")
 
 CLOSE_SECONDS = 1.0
 
 
-class Prefetcher(Generic[K, V]):
-    """Calls `load(key)` for each key in order, at most `ahead` results before they are taken.
+async def read_ahead(source: Iterator[V], count: int = LOADED_AHEAD) -> AsyncGenerator[V, None]:
+    """What `source` gives, with `count` results at most under way in a thread of its own.
 
-    Use it as an async context manager and an async iterator, from one task. Leaving the context
-    drops what was loaded and waits for the call that is running, if any, though not for long: a
-    dataset may hang on a network drive.
+    Close it (`aclosing`): that drops what was loaded and waits for the call that is running, if
+    any, though not for long: a dataset may hang on a network drive.
     """
-
-    def __init__(self, load: Callable[[K], V], keys: Iterable[K], *, ahead: int) -> None:
-        if ahead < 1:
-            raise ValueError(f"ahead must be at least 1, not {ahead}")
-        self._load = load
-        self._ahead = ahead
-        self._keys: Iterator[K] = iter(keys)
-        self._waiting: deque[Future[V]] = deque()
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="p2ptrain-data")
-
-    async def __aenter__(self) -> Prefetcher[K, V]:
-        self._fill()
-        return self
-
-    async def __aexit__(self, *exception: object) -> None:
-        self._drop()
+    executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="p2ptrain-data")
+    waiting = deque(executor.submit(next, source, None) for _ in range(count))
+    try:
+        while (value := await asyncio.wrap_future(waiting[0])) is not None:
+            waiting.popleft()
+            waiting.append(executor.submit(next, source, None))
+            yield value
+    finally:
+        for future in waiting:
+            future.cancel()
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
-                await run_in_background(self._executor.shutdown)
+                await run_in_background(executor.shutdown)
         except TimeoutError:
             log.info("still_loading", after_seconds=CLOSE_SECONDS)
-
-    def __aiter__(self) -> Prefetcher[K, V]:
-        return self
-
-    async def __anext__(self) -> V:
-        """The next result, in the order of the keys; cancelling the wait loses none.
-
-        Raises:
-            ScriptError: what `load` raised for this key.
-        """
-        self._fill()
-        if not self._waiting:
-            raise StopAsyncIteration
-        value = await asyncio.shield(asyncio.wrap_future(self._waiting[0]))
-        self._waiting.popleft()
-        self._fill()
-        return value
-
-    def _fill(self) -> None:
-        while len(self._waiting) < self._ahead:
-            try:
-                key = next(self._keys)
-            except StopIteration:
-                return
-            self._waiting.append(self._executor.submit(self._load, key))
-
-    def _drop(self) -> None:
-        while self._waiting:
-            self._waiting.popleft().cancel()
 
 
 @dataclass(frozen=True, slots=True)

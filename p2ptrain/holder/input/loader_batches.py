@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
 
@@ -173,6 +173,11 @@ class LoaderBatches:
                 self._take()
             return self._kept.get(step)
 
+    def looked_at(self) -> LookedAt:
+        """Samples of the first batches."""
+        found = [batch for step in range(LOOKED_AT) if (batch := self.get(step)) is not None]
+        return LookedAt(self._loader.name, self.layout, [batch.read for batch in found])
+
     @property
     def places(self) -> Sequence[LoaderPlace]:
         """From which it may go on, oldest first; none of a loader that does not say any."""
@@ -292,28 +297,16 @@ class LoaderEvaluation:
         self._loader.close()
 
 
-EXAMPLE = "example"
-"""The seed of samples of which it does not matter which they are."""
-
-
 class LookedAt:
-    """Samples of a loader's first batches, as a `SampleReader` gives them; also which are where.
+    """Samples of a loader's first batches, as a `SampleReader` gives them.
 
-    Those of several batches at once, which may differ in their lengths, are taken from one of them.
-
-    Args:
-        get: the batch of an update; None = there is none.
+    They may differ in their lengths, so those that are wanted are taken from one of the batches.
     """
 
-    def __init__(
-        self, name: str, layout: BatchLayout, get: Callable[[int], ReadBatch | None]
-    ) -> None:
+    def __init__(self, name: str, layout: BatchLayout, batches: Sequence[ReadBatch]) -> None:
         self.name = name
         self._layout = layout
-        self._get = get
-        found = [get(step) for step in range(LOOKED_AT)]
-        batches = [read for read in found if read is not None]
-        self._sizes = [read.samples for read in batches]
+        self._count = sum(read.samples for read in batches)
         self._usual = max(batches, key=lambda read: (read.samples > 1, read.nbytes / read.samples))
 
     @property
@@ -321,42 +314,11 @@ class LookedAt:
         return self._layout.leaves
 
     def __len__(self) -> int:
-        return sum(self._sizes)
+        return self._count
 
-    def collate(self, indices: Sequence[int], seed: str) -> tuple[Collated, Collated]:
-        steps = [self._place(index) for index in indices]
-        if len({step for step, _ in steps}) == 1 and seed != EXAMPLE:
-            return self._read(steps[0][0]).chosen([row for _, row in steps])
+    def collate(self, indices: Sequence[int]) -> tuple[Collated, Collated]:
         many, wanted = self._usual.samples, len(indices)  # of few the halves are others still
         return self._usual.chosen([k * many // wanted for k in range(wanted)])
 
     def ready_pieces(self) -> Iterator[Sequence[int]]:
         return iter(())
-
-    def batch(self, step: int) -> Sequence[int]:
-        """Indices of that of update `step`."""
-        read = self._get(step)
-        if read is None:
-            return self.batch(0)
-        if step < len(self._sizes):
-            first = sum(self._sizes[:step])
-            return range(first, first + read.samples)
-        return range(step << _STEP_BITS, (step << _STEP_BITS) + read.samples)
-
-    def _place(self, index: int) -> tuple[int, int]:
-        if index >> _STEP_BITS:
-            return index >> _STEP_BITS, index & ((1 << _STEP_BITS) - 1)
-        for step, size in enumerate(self._sizes):
-            if index < size:
-                return step, index
-            index -= size
-        raise IndexError(index)
-
-    def _read(self, step: int) -> ReadBatch:
-        read = self._get(step)
-        assert read is not None, "there is no such batch"
-        return read
-
-
-_STEP_BITS = 32
-"""Of an index, for the sample in its batch; beyond the first batches the rest is the step."""

@@ -280,7 +280,7 @@ def tried_metrics(
         return frozenset()
     count = min(len(evaluation), max(SAMPLES, captured.evaluates.least))
     chosen = [k * len(evaluation) // count for k in range(count)]
-    inputs, target = evaluation.collate(chosen, "example")
+    inputs, target = evaluation.collate(chosen)
     description = captured.description
     state = with_own_buffers(description, captured.state())
     program = Program(description, 0, len(description.units), "eval", state)

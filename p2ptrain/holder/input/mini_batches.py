@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol
+
+import torch
 
 from p2ptrain.holder.input.checked_dataset import CheckedDataset, Collated, HasLeaves
 from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.loader_pass import LoaderPlace
-from p2ptrain.holder.input.sample_order import SampleOrder
 from p2ptrain.job.rounds import BatchShape, RoundMode
 
 
@@ -96,18 +98,59 @@ class SampleReader(HasLeaves, Protocol):
 
     def __len__(self) -> int: ...
 
-    def collate(self, indices: Sequence[int], seed: str) -> tuple[Collated, Collated]:
+    def collate(self, indices: Sequence[int]) -> tuple[Collated, Collated]:
         """Those at `indices` as one batch."""
 
     def ready_pieces(self) -> Iterator[Sequence[int]]:
         """All indices, where reading them takes no time; else none."""
 
 
-class FirstBatches(Protocol):
-    """Which of a `SampleReader`'s samples stand in the first mini-batches."""
+def first_samples(source: BatchSource, step: int, count: int | None) -> tuple[Collated, Collated]:
+    """The first `count` samples (None = all) of update `step`, of the first one where none comes.
 
-    def batch(self, step: int) -> Sequence[int]:
-        """Indices of those of update `step`."""
+    Raises:
+        ScriptError: one cannot be read, or does not look like the others.
+    """
+    batch = next(source.batches(step), None) or source.batch(0)
+    return next(batch.pieces(count or batch.shape.samples))
+
+
+@dataclass(frozen=True, slots=True)
+class SampleOrder:
+    """Which samples an update sees, and in which order, for a whole job. Pure.
+
+        perm  = torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch))
+        batch = perm[s * batch_size:(s + 1) * batch_size]     the last incomplete one is dropped
+
+    The step number decides everything, so a job continues anywhere, on any set of devices.
+
+    Attributes:
+        samples: length of the dataset, at least `batch_size`.
+        batch_size: samples of one update.
+        seed: the job's.
+    """
+
+    samples: int
+    batch_size: int
+    seed: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Whole batches in one pass over the data."""
+        return self.samples // self.batch_size
+
+    def batch(self, step: int) -> tuple[int, ...]:
+        """Dataset indices of step `step`'s batch: `batch_size` of them, in order."""
+        epoch, step_in_epoch = divmod(step, self.steps_per_epoch)
+        permutation = _permutation(self.samples, self.seed + epoch)
+        first = step_in_epoch * self.batch_size
+        return tuple(permutation[first : first + self.batch_size].tolist())
+
+
+@lru_cache(maxsize=2)
+def _permutation(samples: int, seed: int) -> torch.Tensor:
+    """int64, shape (samples,). Two are kept: the prefetcher is ahead across an epoch's border."""
+    return torch.randperm(samples, generator=torch.Generator().manual_seed(seed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +197,7 @@ class IndexedBatches:
         shape = BatchShape(
             step, self.batch_size, self.ends_epoch(step + 1), is_last=step + 1 == self.steps
         )
-        seed = batch_seed(self._order.seed, step)
+        seed = f"{self._order.seed} {RoundMode.TRAIN} {step}"
         return IndexedBatch(shape, self._data, self._order.batch(step), seed)
 
     def faster(self, watch: DataWatch, share: float) -> str:
@@ -174,11 +217,6 @@ class IndexedBatches:
 
     def close(self) -> None:
         pass
-
-
-def batch_seed(seed: int, step: int) -> str:
-    """Of the random numbers that a dataset draws in the mini-batch of update `step`."""
-    return f"{seed} {RoundMode.TRAIN} {step}"
 
 
 class IndexedEvaluation:

@@ -15,7 +15,6 @@ from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_layout import BatchLayout
 from p2ptrain.holder.input.checked_dataset import CheckedDataset, check_alike
 from p2ptrain.holder.input.loader_batches import (
-    EXAMPLE,
     LoaderBatches,
     LoaderEvaluation,
     LookedAt,
@@ -24,12 +23,11 @@ from p2ptrain.holder.input.loader_pass import LoaderPass, takes_parts
 from p2ptrain.holder.input.mini_batches import (
     BatchSource,
     EvaluationSource,
-    FirstBatches,
     IndexedBatches,
     IndexedEvaluation,
+    SampleOrder,
     SampleReader,
 )
-from p2ptrain.holder.input.sample_order import SampleOrder
 from p2ptrain.job.data_kinds import check_fits, gives_samples, is_map_style, refuse_batch_size
 from p2ptrain.job.job import Job
 from p2ptrain.model.capture.scored_module import VaryingSize
@@ -40,14 +38,12 @@ class OpenedData:
     """What a job trains on.
 
     Attributes:
-        order: which of `samples` are the first mini-batches.
         count: samples of the data, where it says so; else 0.
         layout: of a loader's batches; None = of samples that all look alike.
     """
 
     batches: BatchSource
     samples: SampleReader
-    order: FirstBatches
     count: int
     layout: BatchLayout | None = None
 
@@ -91,17 +87,11 @@ def open_data(job: Job, lock: AbstractContextManager[Any]) -> OpenedData:
         samples = CheckedDataset(job.data, own_loss=_own_loss(job), lock=lock)
         check_fits(len(samples), job.batch_size)
         order = SampleOrder(len(samples), job.batch_size, job.seed)
-        return OpenedData(IndexedBatches(samples, order, job.epochs), samples, order, len(samples))
+        return OpenedData(IndexedBatches(samples, order, job.epochs), samples, len(samples))
     reading = _reading(job, job.data, "data", lock)
     batches = LoaderBatches(reading, job.epochs)
-
-    def get(step: int) -> Any:
-        batch = batches.get(step)
-        return None if batch is None else batch.read
-
-    looked_at = LookedAt("data", reading.layout, get)
     count = len(job.data.dataset) if reading.batches is not None else 0
-    return OpenedData(batches, looked_at, looked_at, count, reading.layout)
+    return OpenedData(batches, batches.looked_at(), count, reading.layout)
 
 
 def open_evaluation(
@@ -115,7 +105,7 @@ def open_evaluation(
         return OpenedEvaluation(IndexedEvaluation(samples, job.seed), samples)
     reading = _reading(job, job.eval_data, "eval_data", lock, opened.layout)
     batches = LoaderEvaluation(reading)
-    looked_at = LookedAt("eval_data", reading.layout, lambda step: None if step else batches.first)
+    looked_at = LookedAt("eval_data", reading.layout, [batches.first])
     if opened.layout is None:
         reading.layout.settle()
         check_alike(looked_at, first)
@@ -127,7 +117,7 @@ def check_arguments(job: Job, samples: SampleReader) -> None:
 
     In words of the data, before anything is captured.
     """
-    given, target = samples.collate([0], EXAMPLE)
+    given, target = samples.collate([0])
     if not isinstance(given, dict):
         return
     try:

@@ -23,7 +23,7 @@ from p2ptrain.errors import CaptureError, ScriptError, UserError
 from p2ptrain.holder.input.batch_counts import Batch
 from p2ptrain.holder.input.batch_layout import ReadBatch
 from p2ptrain.holder.input.checked_dataset import Collated
-from p2ptrain.holder.input.mini_batches import FirstBatches, SampleReader, batch_seed
+from p2ptrain.holder.input.mini_batches import BatchSource, SampleReader, first_samples
 from p2ptrain.holder.input.open_data import OpenedEvaluation
 from p2ptrain.holder.start.micro_batch import COMPUTED_TOGETHER
 from p2ptrain.job.job import Job
@@ -303,11 +303,11 @@ class PlainBatches:
         self,
         job: Job,
         samples: SampleReader,
-        order: FirstBatches,
+        batches: BatchSource,
         evaluation: OpenedEvaluation | None,
         newest: ReadBatch | None = None,
     ) -> None:
-        self._job, self._samples, self._order, self._newest = job, samples, order, newest
+        self._job, self._samples, self._batches, self._newest = job, samples, batches, newest
         self._evaluated = None if evaluation is None else evaluation.samples
 
     def computed(self, least: int) -> PlainRun | None:
@@ -340,12 +340,11 @@ class PlainBatches:
     def _batch(self, step: int, samples: int) -> Batch:
         if step == 1 and self._newest is not None:
             return self._newest.rows(0, samples)
-        indices = self._order.batch(step)[:samples]
-        return self._samples.collate(indices, batch_seed(self._job.seed, step))
+        return first_samples(self._batches, step, samples)
 
     def _evaluation(self, _: int, samples: int) -> Batch:
         assert self._evaluated is not None
-        return self._evaluated.collate(range(min(samples, len(self._evaluated))), "example")
+        return self._evaluated.collate(range(min(samples, len(self._evaluated))))
 
 
 def compared(module: nn.Module, captured: Captured, run: PlainRun | None) -> tuple[str, ...]:

@@ -115,7 +115,7 @@ def _across(
     is_ignored: bool,
 ) -> Across:
     least, seen = captured.trains.least, spread(samples)
-    few = samples.collate([seen[k] for k in few_samples(least)], "example")
+    few = samples.collate([seen[k] for k in few_samples(least)])
     return looks_across(
         captured.description,
         captured.state(),
@@ -141,7 +141,7 @@ def _leaves_out(captured: Captured, samples: SampleReader, losses: ClassLosses) 
     if not losses.ignored():
         return False
     ready = samples.ready_pieces()
-    return any(found_in(samples.collate(k, "example")) for k in (spread(samples), *ready))
+    return any(found_in(samples.collate(k)) for k in (spread(samples), *ready))
 
 
 def _half_weights(captured: Captured, count: BatchCount, batch: Batch) -> HalfWeights:

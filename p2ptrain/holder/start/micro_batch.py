@@ -181,7 +181,7 @@ def _smallest(job: Job, how: AsyncOptions | None) -> int:
 
 def _failure(captured: Captured, samples: SampleReader, size: int) -> str | None:
     """Why the first `size` samples do not go through the graph and back; None where they do."""
-    batch = samples.collate(list(range(size)), "example")
+    batch = samples.collate(list(range(size)))
     description, state = captured.description, captured.state()
     for tensor in description.tensors:
         state[tensor.name] = state[tensor.name].clone().requires_grad_(tensor.trainable)

@@ -16,9 +16,8 @@ from p2ptrain.holder.input.metrics import check_evaluation, tried_metrics
 from p2ptrain.holder.input.mini_batches import (
     BatchSource,
     EvaluationSource,
-    FirstBatches,
     SampleReader,
-    batch_seed,
+    first_samples,
 )
 from p2ptrain.holder.input.open_data import (
     OpenedData,
@@ -153,7 +152,7 @@ def _prepared(
     sources: list[BatchSource | EvaluationSource],
     again: CapturedAgain | None,
 ) -> PreparedJob:
-    samples, order = opened.samples, opened.order
+    samples = opened.samples
     job = opened.sized(job)
     check_arguments(job, samples)
     evaluation = None
@@ -162,13 +161,13 @@ def _prepared(
         sources.append(evaluation.batches)
     if opened.layout is not None:
         opened.layout.settle(() if again is None else again.sizes)
-    example = samples.collate([0, 1 % len(samples)], "example")
+    example = samples.collate([0, 1 % len(samples)])
     evaluates = evaluation is not None
     newest = None if again is None else again.batch
-    first = PlainBatches(job, samples, order, evaluation, newest)
+    first = PlainBatches(job, samples, opened.batches, evaluation, newest)
     with timed(log, "computed_plainly"):
         plain = first.computed(1)
-    with timed(log, "exported"), _explained(job, samples, order):
+    with timed(log, "exported"), _explained(job, samples, opened.batches):
         captured = capture(
             job.model,
             job.loss_function,
@@ -203,7 +202,7 @@ def _prepared(
     spec = optimizer_spec(job.model, job.optimizer, job.numbers.groups, list(trained))
     spec = replace(spec, ema=job.ema)
     _check_space(spec, captured, options)
-    with timed(log, "division_tried"), _explained(job, samples, order):
+    with timed(log, "division_tried"), _explained(job, samples, opened.batches):
         found = find_count(job, captured, samples, example)
         across = found.across
     micro_batch, changed = settled(job.micro_batch, job.batch_size, across)
@@ -266,18 +265,14 @@ def check_state_callbacks(callbacks: Sequence[object], options: TrainOptions) ->
 
 
 @contextmanager
-def _explained(job: Job, samples: SampleReader, order: FirstBatches) -> Iterator[None]:
+def _explained(job: Job, samples: SampleReader, source: BatchSource) -> Iterator[None]:
     """What fails here is said in plain torch's words where the module itself fails too."""
     try:
         yield
     except (CaptureError, ScriptError) as error:
-        first = order.batch(0)[: job.fixed_micro_batch or None]
-        seen = spread(samples)
         try:
-            batches = [
-                samples.collate(first, batch_seed(job.seed, 0)),
-                samples.collate(seen, "example"),
-            ]
+            first = first_samples(source, 0, job.fixed_micro_batch or None)
+            batches = [first, samples.collate(spread(samples))]
         except (UserError, MemoryError):
             raise error from error.__cause__
         with casting(job.autocast):

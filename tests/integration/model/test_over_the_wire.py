@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from p2ptrain.holder.input.checked_dataset import CheckedDataset
-from p2ptrain.holder.input.sample_order import SampleOrder
+from p2ptrain.holder.input.mini_batches import SampleOrder
 from p2ptrain.job.job import Job
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured

@@ -35,13 +35,10 @@ import p2ptrain
 from p2ptrain.errors import ScriptError
 from p2ptrain.holder import loader_memory
 from p2ptrain.holder.input.batch_layout import BatchLayout
-from p2ptrain.holder.input.loader_batches import (
-    LoaderBatches,
-    LoaderEvaluation,
-    LookedAt,
-)
+from p2ptrain.holder.input.loader_batches import LoaderBatches, LoaderEvaluation
 from p2ptrain.holder.input.loader_pass import LoaderPass, takes_parts
 from p2ptrain.holder.input.loader_workers import end_workers
+from p2ptrain.holder.input.mini_batches import first_samples
 from p2ptrain.holder.input.open_data import open_data
 from p2ptrain.holder.loader_memory import from_plain, to_plain
 from p2ptrain.job.job import Job
@@ -299,17 +296,12 @@ def test_the_caller_may_reuse_the_memory_of_a_batch() -> None:
 
 def test_samples_of_the_first_batches_can_be_looked_at() -> None:
     batches = opened(DataLoader(DATA, batch_size=4), 2)
-    layout = batches.layout
-
-    def get(step: int) -> Any:
-        batch = batches.get(step)
-        return None if batch is None else batch.read
-
-    looked_at = LookedAt("data", layout, get)
+    looked_at = batches.looked_at()
     assert len(looked_at) == 8
-    assert looked_at.collate([5, 4], "")[1].tolist() == [5, 4]
-    assert looked_at.collate(looked_at.batch(2), "")[1].tolist() == [8, 9, 10]
-    assert looked_at.collate(looked_at.batch(3)[1:], "")[1].tolist() == [1, 2, 3]
+    assert looked_at.collate([5, 4])[1].tolist() == [0, 2]
+    assert first_samples(batches, 2, None)[1].tolist() == [8, 9, 10]
+    assert first_samples(batches, 3, 3)[1].tolist() == [0, 1, 2]
+    assert first_samples(batches, 6, 3)[1].tolist() == [0, 1, 2]  # there is none
 
 
 def test_an_evaluation_is_read_anew_each_time() -> None:

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from p2ptrain.holder.input.sample_order import SampleOrder
+from p2ptrain.holder.input.mini_batches import SampleOrder
 
 orders = st.builds(
     lambda batch_size, more, seed: SampleOrder(batch_size + more, batch_size, seed),
