@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from statistics import median
 
 from p2ptrain.api.job_course import CoursePlan, CourseStage, JobCourse
-from p2ptrain.console.describe import counted
+from p2ptrain.console import counted
 
 _SHARES = {"samples": "sample", "micro_batches": "piece", "tiles": "tile"}
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal, TypeAlias
 
 from p2ptrain import events
-from p2ptrain.console.describe import describe, layers_text, plan_head
+from p2ptrain.console import describe, layers_text, plan_head
 from p2ptrain.net.fields import LARGE, Blob, FrameFields
 from p2ptrain.net.forms import Bytes, Count, Id, Length, Positive, Range, Rare, Row, Seconds, Text
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from p2ptrain import markup
 from p2ptrain.api import course_sentences as sentences
 from p2ptrain.api.job_course import ENDED, JobCourse
-from p2ptrain.console.describe import metrics_text
+from p2ptrain.console import metrics_text
 from p2ptrain.events import Eval
 from p2ptrain.logs import get_logger
 

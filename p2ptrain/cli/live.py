@@ -23,7 +23,7 @@ from p2ptrain._version import __version__
 from p2ptrain.api.job_course import ENDED, CourseAsked, CourseKeeper
 from p2ptrain.api.views import MemberStatus, NodeStatus
 from p2ptrain.cli.screen import Space, household
-from p2ptrain.console.describe import describe, metrics_text, plan_head
+from p2ptrain.console import describe, metrics_text, plan_head
 from p2ptrain.logs import get_logger
 from p2ptrain.net.forms import one_line
 from p2ptrain.page.state import DeviceView, PageState

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from p2ptrain.console.describe import describe
+from p2ptrain.console import describe
 from p2ptrain.errors import UserError, size_text
 from p2ptrain.events import Event, Step
 from p2ptrain.logs import get_logger

@@ -19,7 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from p2ptrain.api.course_sentences import duration
-from p2ptrain.console.describe import metrics_text
+from p2ptrain.console import metrics_text
 from p2ptrain.errors import size_text
 from p2ptrain.events import Eval
 from p2ptrain.net.forms import one_line

@@ -23,8 +23,7 @@ from transformers.trainer_utils import SaveStrategy
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Step
 from p2ptrain.hf.sample_order import TrainingLength
-from p2ptrain.job.callbacks import StopTraining
-from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
+from p2ptrain.job.callbacks import StateCallback, StopTraining, TrainedState, WantedState
 
 Work: TypeAlias = Generator[WantedState, TrainedState, None]
 """What follows a step; it gives what it wants, and is sent the state."""

@@ -39,8 +39,8 @@ from p2ptrain.hf.losses import (
     without_labels,
 )
 from p2ptrain.hf.sample_order import TrainingLength, length_of, mini_batches
+from p2ptrain.job.callbacks import TrainedState
 from p2ptrain.job.job import Job, MicroBatch
-from p2ptrain.job.state_callback import TrainedState
 from p2ptrain.job.train_options import TrainOptions
 
 logger = logging.get_logger(__name__)

@@ -1,11 +1,12 @@
-"""What of a batch the model is given, and what its loss is given.
+"""What of a batch the model is given, what its loss is given, and a model's own loss.
 
     pair        model(x), loss(output, y)
     dict        model(**batch), and the loss is in its output         loss=None
     dict        model(**batch), loss(output, batch)                   a loss
 
 Mappings of any class (a tokenizer's result) become dicts, because the form of an input decides how
-the model is called; tuples keep their type, named ones too.
+the model is called; tuples keep their type, named ones too. transformers' models return their own
+loss first in their output where the batch has what it needs (labels).
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from p2ptrain.errors import ScriptError
+from torch import Tensor
+
+from p2ptrain.errors import CaptureError, ScriptError
 
 
 class BatchParts(NamedTuple):
@@ -94,3 +97,40 @@ def shown(value: object) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     kind = type(value).__name__
     return f"an {kind}" if kind[0] in "AEIOaeio" else f"a {kind}"
+
+
+def own_loss(output: Any, _target: object = None) -> Tensor:
+    """The loss in a model's output: `output.loss`, `output["loss"]`, else `output[0]`.
+
+    A tensor with one number is the loss itself.
+
+    Raises:
+        CaptureError: there is none.
+    """
+    loss = _found(output)
+    if isinstance(loss, Tensor):
+        return loss
+    if loss is None:
+        raise CaptureError(
+            "loss=None, and the loss in the model's output is None: the batch lacks what the model "
+            "computes it from. Let each batch have it (transformers: a tensor `labels`), or give a "
+            "loss"
+        )
+    raise CaptureError(
+        "loss=None, so the model must return its loss (output.loss, output['loss'] or output[0]), "
+        f"and it returns {_what(output)}. Give a loss: loss=lambda output, batch: ..."
+    )
+
+
+def _what(output: object) -> str:
+    return "a tensor of many numbers" if isinstance(output, Tensor) else shown(output)
+
+
+def _found(output: Any) -> object:
+    if isinstance(output, Tensor):
+        return output if output.dim() == 0 else output.dim()
+    if hasattr(output, "loss"):
+        return output.loss
+    if isinstance(output, Mapping):
+        return output.get("loss", output)
+    return output[0] if isinstance(output, tuple | list) and len(output) > 0 else output

@@ -7,6 +7,15 @@ A callback is a function of an event, or an object with any of `on_start`, `on_s
     on_step     each step, once, in order; the next update counts when it has returned
     on_eval     each evaluation; the next mini-batch begins when it has returned
     on_end      `Done`, `Error`, or `Stopped` where the user has ended it; always the last
+
+A `StateCallback` works with what has been trained so far: it evaluates it, or saves it.
+
+    on_step(s)      the callback sets `wanted`, where it wants the state of step s
+    on_state(...)   it is given that state, in the callbacks' thread
+    step s + 1      begins when `on_state` has returned
+
+Only after steps for which `stands_still_after` says so the next mini-batch waits for the callback,
+so that what it is given is the state of that step and of no other.
 """
 
 from __future__ import annotations
@@ -14,15 +23,20 @@ from __future__ import annotations
 import inspect
 import math
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, TypeAlias
 
 from p2ptrain import events
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Done, Eval, Event, Plan, Step, Stopped
 from p2ptrain.net.forms import By, Count
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 HOOKS: Final[Mapping[str, tuple[type[Event], ...]]] = {
     "on_start": (Plan,),
@@ -264,3 +278,56 @@ def calls(callback: Any, event: Event) -> Iterator[tuple[str, Callable[[Event], 
     for hook, kinds in HOOKS.items():
         if isinstance(event, kinds) and hasattr(callback, hook):
             yield f"{shown}.{hook}", getattr(callback, hook)
+
+
+class WantedState(Enum):
+    """What a callback wants of the state."""
+
+    NOTHING = "nothing"
+    WEIGHTS = "weights"
+    ALL = "all"
+    """The optimizer's state too, which is more to bring here."""
+
+
+@dataclass(frozen=True)
+class TrainedState:
+    """What has been trained.
+
+    Attributes:
+        step: updates behind it.
+        weights: by the names of the user's state_dict.
+        write_checkpoint: writes a checkpoint to a folder, for `TrainOptions.resume`;
+            None where only the weights were wanted. Raises TrainingError: it cannot be written.
+    """
+
+    step: int
+    weights: Mapping[str, Tensor]
+    write_checkpoint: Callable[[Path], None] | None
+
+
+class StateCallback(ABC):
+    """A callback of rounds that is given the state; it has other hooks of a callback too.
+
+    Attributes:
+        wanted: what it wants next; the callback itself sets it, and takes it back in `on_state`,
+            or wants more.
+        measures: whether it evaluates by itself, and sets `measured`.
+        measured: in `on_state`, what a ReduceLROnPlateau is stepped with.
+        evaluated: in `on_state`, metrics that an eval event is to have; None: there is no event.
+    """
+
+    wanted: WantedState = WantedState.NOTHING
+    measures: bool = False
+    measured: float | None = None
+    evaluated: Mapping[str, float] | None = None
+
+    @abstractmethod
+    def stands_still_after(self, step: int) -> bool:
+        """Whether the next mini-batch begins only once this callback has done its work.
+
+        Asked on the event loop, before `on_step`, perhaps more than once.
+        """
+
+    @abstractmethod
+    def on_state(self, state: TrainedState) -> None:
+        """Work with what was wanted. Raises StopTraining: the job ends well."""

@@ -18,6 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from p2ptrain.errors import OptionError, ScriptError
+from p2ptrain.job.batch_parts import own_loss
 from p2ptrain.job.callbacks import Callback
 from p2ptrain.job.callbacks import checked as checked_callbacks
 from p2ptrain.job.chosen_optimizer import Optimizer, check_optimizer
@@ -29,7 +30,6 @@ from p2ptrain.job.data_kinds import (
     updates_in,
 )
 from p2ptrain.job.given_weights import check_weights
-from p2ptrain.job.own_loss import own_loss
 from p2ptrain.job.update_numbers import Interval, UpdateNumbers, check_scheduler
 
 Metric: TypeAlias = Callable[[Any, Any], Any]

@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from p2ptrain.errors import ScriptError
 from p2ptrain.events import Event, Step
-from p2ptrain.job.callbacks import BestValue
-from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
+from p2ptrain.job.callbacks import BestValue, StateCallback, TrainedState, WantedState
 from p2ptrain.lightning.training_step import LoggedNames, TrainingStep
 
 _FIT_ONLY = ("setup", "teardown", "prepare_data", "configure_model")

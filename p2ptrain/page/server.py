@@ -23,10 +23,9 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.config import peer_text
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.net.forms import Range, Text, write_form
-from p2ptrain.page.mount import Mount
 from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.sessions import Reach, Sessions
-from p2ptrain.page.site import PageSite
+from p2ptrain.page.site import Mount, PageSite
 from p2ptrain.page.source import PageSource
 from p2ptrain.page.state import PageState
 

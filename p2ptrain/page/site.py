@@ -1,6 +1,7 @@
 """The page's routes for browsers of one reach: this device's own, or those of its network.
 
-Nothing is answered to those without a cookie but the exchange of a token for one.
+Nothing is answered to those without a cookie but the exchange of a token for one. Routes of another
+room (`Mount`) stand behind the same checks.
 """
 
 from __future__ import annotations
@@ -8,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib.resources import files
 from typing import get_args
 
 from aiohttp import web
@@ -20,10 +22,17 @@ from p2ptrain.control.server import text_field
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.net.forms import write_form
-from p2ptrain.page.guard import HEADERS, JSON_ALONE, MAX_BODY_BYTES, why_refused
 from p2ptrain.page.metrics import CONTENT_TYPE, metrics_text
-from p2ptrain.page.mount import Mount, StaticPage
-from p2ptrain.page.sessions import COOKIE_SECONDS, GuessLimit, Reach, Sessions
+from p2ptrain.page.sessions import (
+    COOKIE_SECONDS,
+    HEADERS,
+    JSON_ALONE,
+    MAX_BODY_BYTES,
+    GuessLimit,
+    Reach,
+    Sessions,
+    why_refused,
+)
 from p2ptrain.page.source import PageSource
 from p2ptrain.page.stream import TooManyBrowsers, as_json
 from p2ptrain.plan.round_picture import RoundPicture
@@ -251,3 +260,57 @@ class PageSite:
 async def _add_headers(request: web.Request, response: web.StreamResponse) -> None:
     for name, value in HEADERS.items():
         response.headers.setdefault(name, value)
+
+
+class StaticPage:
+    """A page and the files that it names, read once.
+
+    Args:
+        package: whose folder `static` has them.
+        page: the page's file.
+        types: of the other files, by name.
+    """
+
+    def __init__(self, package: str, page: str, types: Mapping[str, str]) -> None:
+        folder = files(package) / "static"
+        self._page = (folder / page).read_text("utf-8")
+        self._types = types
+        self._files = {name: (folder / name).read_bytes() for name in types}
+
+    def add_routes(self, router: web.UrlDispatcher, path: str) -> None:
+        """The page at `path`, its files at `static/NAME` below it."""
+        router.add_get(path, self._answer_page, allow_head=False)
+        router.add_get(f"{path.rstrip('/')}/static/{{name}}", self._answer_file)
+
+    async def _answer_page(self, request: web.Request) -> web.Response:
+        return web.Response(text=self._page, content_type="text/html")
+
+    async def _answer_file(self, request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        if name not in self._types:
+            raise web.HTTPNotFound
+        type_ = self._types[name]
+        return web.Response(body=self._files[name], content_type=type_, charset="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Mount:
+    """Everything at `path` and below it is answered by another room.
+
+    A handler reads a large body from `request.content`, piece by piece, and bounds it itself:
+    `request.read()` refuses what is larger than the page's own requests. `UserError` and
+    `PeerError` that it raises are answered as {"error": text}, with status 409.
+
+    Attributes:
+        path: such as "/add"; an address of it with a token lets a browser in, as that of "/" does.
+        add_routes: adds them to the site of that reach; called when the site begins to listen.
+        content_types: of bodies below `path`.
+    """
+
+    path: str
+    add_routes: Callable[[web.UrlDispatcher, Reach], None]
+    content_types: frozenset[str] = JSON_ALONE
+
+    def has(self, path: str) -> bool:
+        """Whether a request for `path` is its own."""
+        return path == self.path or path.startswith(f"{self.path}/")

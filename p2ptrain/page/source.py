@@ -18,7 +18,7 @@ from p2ptrain import events
 from p2ptrain._version import __version__
 from p2ptrain.api.job_course import JobCourse
 from p2ptrain.api.views import NodeStatus
-from p2ptrain.console.describe import describe
+from p2ptrain.console import describe
 from p2ptrain.errors import Error
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.trust.pairing_window import PairingWindow

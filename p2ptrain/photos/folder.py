@@ -22,8 +22,14 @@ from pathlib import Path
 
 from p2ptrain.errors import UserError, size_text
 from p2ptrain.files import replace_file
-from p2ptrain.photos.names import is_picture_name, label_named, picture_named
-from p2ptrain.photos.picture import PictureKind, checked_picture, picture_kind
+from p2ptrain.photos.picture import (
+    PictureKind,
+    checked_picture,
+    is_picture_name,
+    label_named,
+    picture_kind,
+    picture_named,
+)
 from p2ptrain.photos.uncertain import UncertainPicture, read_uncertain
 
 _TEMPORARY_SUFFIX = ".upload"

@@ -18,7 +18,7 @@ from torch import Tensor
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Eval
 from p2ptrain.logs import get_logger
-from p2ptrain.photos.names import is_picture_name
+from p2ptrain.photos.picture import is_picture_name
 from p2ptrain.photos.uncertain import (
     UNCERTAIN_LIMIT,
     UncertainPicture,

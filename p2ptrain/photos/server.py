@@ -23,10 +23,10 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.net.forms import Text, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.page.mount import Mount, StaticPage
 from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.server import PageServer
 from p2ptrain.page.sessions import Reach
+from p2ptrain.page.site import Mount, StaticPage
 from p2ptrain.photos.folder import PhotoFolder
 from p2ptrain.photos.picture import PictureKind
 

@@ -39,9 +39,9 @@ from p2ptrain.holder.snapshots.checkpointer import CheckpointSchedule
 from p2ptrain.holder.start.job_registry import job_fingerprint
 from p2ptrain.holder.start.prepare import prepare
 from p2ptrain.holder.start.prepared_job import PreparedJob
+from p2ptrain.job.callbacks import StateCallback, TrainedState, WantedState
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import RoundMode, RoundSequence, samples_evaluated_together
-from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.model.sample_independence.class_losses import entered

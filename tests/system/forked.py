@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
 
 from p2ptrain.cli import startup
-from p2ptrain.demo.device_process import LINE_LIMIT_BYTES, DeviceProcess
+from p2ptrain.demo.household import LINE_LIMIT_BYTES, DeviceProcess
 from tools.testbed import EmulatedDevice
 
 _ENTER = "--net="

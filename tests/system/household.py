@@ -18,7 +18,7 @@ from time import monotonic
 from types import TracebackType
 from typing import Any, Self
 
-from p2ptrain.demo.device_process import DeviceProcess
+from p2ptrain.demo.household import DeviceProcess
 from tests.system import forked
 from tools.testbed import EmulatedDevice
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.demo.device_process import DeviceProcess
+from p2ptrain.demo.household import DeviceProcess
 from tests.system.household import ENVIRONMENT, Device
 from tools.testbed.network import private_network
 

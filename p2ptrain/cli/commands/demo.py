@@ -78,8 +78,7 @@ def _introduce(output: Output) -> None:
 async def _train(room: Path, output: Output) -> float:
     """Show the holder's events; returns the accuracy after the last step."""
     from p2ptrain import events
-    from p2ptrain.demo.device_process import parse_event
-    from p2ptrain.demo.household import HouseholdPlan, train_together
+    from p2ptrain.demo.household import HouseholdPlan, parse_event, train_together
     from p2ptrain.events import Eval, Step
     from p2ptrain.mesh.trust.pairing_window import new_code
 

@@ -29,8 +29,16 @@ from typing import Annotated, Any, Literal, TypeAlias
 from p2ptrain import events
 from p2ptrain.errors import ScriptError, UserError
 from p2ptrain.events import Done, Eval, Event, Step, Stopped
-from p2ptrain.job.callbacks import BestSoFar, BestValue, SaveBest, StopTraining, calls
-from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
+from p2ptrain.job.callbacks import (
+    BestSoFar,
+    BestValue,
+    SaveBest,
+    StateCallback,
+    StopTraining,
+    TrainedState,
+    WantedState,
+    calls,
+)
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder

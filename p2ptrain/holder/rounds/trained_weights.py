@@ -21,8 +21,7 @@ from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.rounds.generation import HolderGeneration
 from p2ptrain.holder.snapshots.checkpointer import split_state
 from p2ptrain.holder.start.prepared_job import PreparedJob
-from p2ptrain.job.callbacks import SaveBest
-from p2ptrain.job.state_callback import TrainedState, WantedState
+from p2ptrain.job.callbacks import SaveBest, TrainedState, WantedState
 from p2ptrain.model.stage.optimizer import AVERAGE
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.process.memory_budget import usable_memory_bytes

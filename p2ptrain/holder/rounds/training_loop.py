@@ -40,6 +40,7 @@ from p2ptrain.holder.snapshots.checkpointer import Checkpointer
 from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start.journal import Journal
 from p2ptrain.holder.start.prepared_job import PreparedJob
+from p2ptrain.job.callbacks import StateCallback
 from p2ptrain.job.rounds import (
     LENGTHS_ROOM,
     LENGTHS_SLACK,
@@ -48,7 +49,6 @@ from p2ptrain.job.rounds import (
     RoundMode,
     RoundSequence,
 )
-from p2ptrain.job.state_callback import StateCallback
 from p2ptrain.messages.round_orders import Commit, RoundOrder, RoundReport
 from p2ptrain.messages.tensors import MicroBatchKey
 from p2ptrain.model.stage.optimizer_form import AS_GIVEN

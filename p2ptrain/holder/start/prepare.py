@@ -48,7 +48,7 @@ from p2ptrain.holder.start.prepared_job import (
     resumed,
     whole_state,
 )
-from p2ptrain.job.callbacks import SaveBest
+from p2ptrain.job.callbacks import SaveBest, StateCallback
 from p2ptrain.job.chosen_optimizer import (
     optimizer_spec,
     optimizer_state,
@@ -57,7 +57,6 @@ from p2ptrain.job.chosen_optimizer import (
 )
 from p2ptrain.job.given_weights import load_weights
 from p2ptrain.job.job import LOSS, Job
-from p2ptrain.job.state_callback import StateCallback
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.messages.plan_request import SharingLimits

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from p2ptrain import events
-from p2ptrain.console.describe import describe
+from p2ptrain.console import describe
 from p2ptrain.coordinator import plan_cluster
 from p2ptrain.errors import OptionError
 from p2ptrain.job.asynchrony import AsyncOptions

@@ -13,8 +13,8 @@ from torch import Tensor
 import p2ptrain
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Event, Step
+from p2ptrain.job.callbacks import StateCallback, TrainedState, WantedState
 from p2ptrain.job.job import Job
-from p2ptrain.job.state_callback import StateCallback, TrainedState, WantedState
 from p2ptrain.job.train_options import TrainOptions
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.jobs import (

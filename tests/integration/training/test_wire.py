@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from p2ptrain.console.describe import describe
+from p2ptrain.console import describe
 from p2ptrain.errors import ProtocolError
 from p2ptrain.events import Event, Step
 from p2ptrain.job.train_options import TrainOptions

@@ -10,8 +10,8 @@ import pytest
 
 from p2ptrain import events
 from p2ptrain.cli.output import JsonRenderer, LineWriter, PlainRenderer
-from p2ptrain.console.describe import describe
-from p2ptrain.demo.device_process import parse_event
+from p2ptrain.console import describe
+from p2ptrain.demo.household import parse_event
 
 PLAN = events.Plan(
     epoch=1,

@@ -6,7 +6,7 @@ import signal
 import sys
 from typing import Any
 
-from p2ptrain.demo.device_process import DeviceProcess
+from p2ptrain.demo.household import DeviceProcess
 
 TALKS = """
 import json, sys
@@ -49,7 +49,7 @@ async def test_a_device_that_leaves_is_not_killed() -> None:
 
 
 async def test_a_device_that_does_not_leave_is_killed(monkeypatch: Any) -> None:
-    monkeypatch.setattr("p2ptrain.demo.device_process.STOP_SECONDS", 0.01)
+    monkeypatch.setattr("p2ptrain.demo.household.STOP_SECONDS", 0.01)
     device = await _start(IGNORES_SIGTERM)
     await anext(device.events())
     assert await device.stop() == -signal.SIGKILL

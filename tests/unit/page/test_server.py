@@ -18,9 +18,9 @@ from yarl import URL
 from p2ptrain import events
 from p2ptrain.errors import UserError
 from p2ptrain.page import server as page_server
-from p2ptrain.page.mount import Mount
 from p2ptrain.page.server import PAGE_FILE, PageServer, ServerLimits
 from p2ptrain.page.sessions import Reach
+from p2ptrain.page.site import Mount
 from p2ptrain.page.source import PageSource
 from tests.support.page_member import PLAN, FakePageMember, course, step
 

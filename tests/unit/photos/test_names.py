@@ -10,8 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.errors import UserError
-from p2ptrain.photos.names import is_picture_name, label_named, picture_named
-from p2ptrain.photos.picture import PictureKind, checked_picture
+from p2ptrain.photos.picture import (
+    PictureKind,
+    checked_picture,
+    is_picture_name,
+    label_named,
+    picture_named,
+)
 from tests.support.pictures import picture
 
 

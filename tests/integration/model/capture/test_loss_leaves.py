@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss, one_hot
 
-from p2ptrain.job.own_loss import own_loss
+from p2ptrain.job.batch_parts import own_loss
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.stage.stage import Stage
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, nll_loss, pad
 
-from p2ptrain.job.own_loss import own_loss
+from p2ptrain.job.batch_parts import own_loss
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.graph.nodes import TargetRef
 from p2ptrain.model.sample_independence.class_losses import ClassLosses, Leaves, entered

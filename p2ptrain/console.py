@@ -1,4 +1,5 @@
-"""One line of plain English for each event. Pure, so that tests can check the words."""
+"""How events are shown to users: a line of plain English for each. Pure, so that tests can check
+the words."""
 
 from __future__ import annotations
 

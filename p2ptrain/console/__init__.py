@@ -1,1 +1,0 @@
-"""How events are shown to users and programs. Receives events only."""
