@@ -177,6 +177,15 @@ async def task_scope() -> AsyncIterator[asyncio.TaskGroup]:
         raise first_error(failures) from None
 
 
+async def set_within(event: asyncio.Event, seconds: float | None) -> bool:
+    """Wait until `event` is set, at most so long (None: for ever); whether it is."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await event.wait()
+    except TimeoutError:
+        return False
+
+
 async def first_set(*events: asyncio.Event) -> None:
     """Return once one of `events` is set."""
     waits = [asyncio.create_task(event.wait()) for event in events]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from p2ptrain import events
+from p2ptrain.aio.tasks import set_within
 from p2ptrain.api import course_sentences, notebook
 from p2ptrain.api.event_stream import EventReader, EventStream
 from p2ptrain.api.job_course import JobCourse
@@ -264,9 +264,7 @@ def start_run(
 
     async def report() -> None:
         while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(INTERVAL_SECONDS):
-                    await notified.wait()
+            await set_within(notified, INTERVAL_SECONDS)
             notified.clear()
             await reporter.tell(monotonic())  # also where nothing is new
 

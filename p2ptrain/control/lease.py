@@ -15,13 +15,13 @@ processes' clocks need not agree, so a window travels as the seconds that are le
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
+from p2ptrain.aio.tasks import set_within
 from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
@@ -189,9 +189,7 @@ class Lender:
                 if self._was_taken or loop.time() > deadline:
                     break
                 lock.release()
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RETRY_SECONDS):  # another process's lock
-                    await stop.wait()
+            await set_within(stop, RETRY_SECONDS)  # it is another process's lock
         if not self._was_taken:
             self.window = place.window
         self.wanted.clear()

@@ -19,6 +19,7 @@ from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.identity.device_record import DeviceRecord
 from p2ptrain.mesh.identity.identity import Identity
 from p2ptrain.mesh.links.connections import Connections
+from p2ptrain.mesh.membership.core_events import TrustChanged
 from p2ptrain.mesh.membership_driver import MembershipDriver
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust.pairing import PairedDevice
@@ -246,7 +247,7 @@ class HouseholdTrust:
     def _notify_membership(self) -> None:
         parts = self._parts
         ids = household_ids(parts.trust, parts.identity.id)
-        parts.membership_driver.trust(ids - parts.guard.cut_off.keys())
+        parts.membership_driver.handle(TrustChanged(ids - parts.guard.cut_off.keys()))
 
 
 def household_ids(trust: TrustStore, own: str) -> frozenset[str]:

@@ -25,6 +25,7 @@ from p2ptrain.mesh.discovery.interfaces import without_scope
 from p2ptrain.mesh.identity.device_record import DeviceRecord, DiskWriter
 from p2ptrain.mesh.links.connections import Connections
 from p2ptrain.mesh.links.hello import Hello, is_younger, refusal_of
+from p2ptrain.mesh.membership.core_events import SelfChanged
 from p2ptrain.mesh.membership_driver import MembershipDriver
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust.trust_store import TrustStore
@@ -155,7 +156,7 @@ class NameKeeper:
             self._file.rename(name)
         except UserError as error:
             self._notices.warn(f"{error}: {_LOSS}")
-        self._membership_driver.describe(name=name)
+        self._membership_driver.handle(SelfChanged(name=name))
         self._notices.emit(Renamed(name, previous))
 
 

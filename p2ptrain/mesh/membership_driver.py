@@ -34,7 +34,6 @@ from p2ptrain.mesh.membership.core_events import (
     CoordinatorIs,
     CoordinatorLost,
     ElectionInstruction,
-    Info,
     Instruction,
     Leave,
     LinkTraffic,
@@ -44,11 +43,7 @@ from p2ptrain.mesh.membership.core_events import (
     MemberUpdated,
     MessageReceived,
     Misbehaved,
-    PeerLinkLost,
-    PeerLinkUp,
-    SelfChanged,
     SendTo,
-    TrustChanged,
 )
 from p2ptrain.mesh.membership.membership import Membership
 from p2ptrain.net.link.stream import StreamArrival
@@ -73,6 +68,7 @@ class MembershipDriver:
 
     Attributes:
         membership, election: the two cores.
+        coordinator: whom this device follows.
 
     Args:
         notify: hands an event to those who watch.
@@ -98,7 +94,7 @@ class MembershipDriver:
         self.membership = membership
         self.election = election
         self._traffic = TrafficWatch()
-        self._coordinator: MeshCoordinator | None = None
+        self.coordinator: MeshCoordinator | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._due = 0.0  # what it waits for
         self._stopped = False
@@ -107,11 +103,6 @@ class MembershipDriver:
     def members(self) -> dict[str, MeshMember]:
         """By id, this device included."""
         return {key: _member(record) for key, record in self.membership.members.items()}
-
-    @property
-    def coordinator(self) -> MeshCoordinator | None:
-        """Whom this device follows."""
-        return self._coordinator
 
     def start(self) -> None:
         """Begin to probe and to elect."""
@@ -123,21 +114,11 @@ class MembershipDriver:
         if self._timer is not None:
             self._timer.cancel()
 
-    def link_up(self, peer_id: str) -> None:
-        """The first link to that device is up."""
-        self._on_membership(PeerLinkUp(peer_id))
-
-    def link_lost(self, peer_id: str, refused: bool) -> None:
-        """The last link to that device ended; `refused`: so was a redial."""
-        self._on_membership(PeerLinkLost(peer_id, refused))
-
-    def trust(self, trusted: frozenset[str]) -> None:
-        """The household has changed."""
-        self._on_membership(TrustChanged(trusted))
-
-    def describe(self, name: str | None = None, info: Info | None = None) -> None:
-        """This device has another name or says something else of itself."""
-        self._on_membership(SelfChanged(name, info))
+    def handle(self, event: MembershipEvent) -> None:
+        """Something happened to this device, its links or its household."""
+        if not self._stopped:
+            self._run(MEMBERSHIP_KIND, self.membership.handle(event, monotonic()))
+            self._schedule()
 
     def distrust(self, device_id: str, seconds: float) -> None:
         """That device does not coordinate for so long, as this one sees it."""
@@ -147,38 +128,23 @@ class MembershipDriver:
 
     def leave(self) -> None:
         """Tell the others that this device leaves, then stop."""
-        self._on_membership(Leave())
+        self.handle(Leave())
         self.stop()
 
-    def take_membership(self, peer_id: str, message: Message) -> None:
-        """Handler of MEMBERSHIP_KIND."""
-        self._guarded(peer_id, self._on_membership, message)
-
-    def take_election(self, peer_id: str, message: Message) -> None:
-        """Handler of ELECTION_KIND."""
-        self._guarded(peer_id, self._on_election, message)
-
-    def _guarded(
-        self, peer_id: str, handle: Callable[[MessageReceived], None], message: Message
-    ) -> None:
-        """A peer that sends what its protocol forbids loses its link."""
+    def take(self, peer_id: str, message: Message) -> None:
+        """Handler of both kinds: a peer that sends what its protocol forbids loses its link."""
         self._guard.note(peer_id, Offence.FLOOD)
+        received = MessageReceived(peer_id, message.fields.get(_PAYLOAD, {}))
         try:
-            handle(MessageReceived(peer_id, message.fields.get(_PAYLOAD, {})))
+            if message.kind == MEMBERSHIP_KIND:
+                self.handle(received)
+            elif not self._stopped:
+                self._run_election(self.election.handle(received, monotonic()))
+                self._schedule()
         except ProtocolError as error:
             log.warning("peer_flagged", peer=peer_id[:16], kind=message.kind, why=str(error))
             self._guard.note(peer_id, Offence.MALFORMED, why=str(error))
             self._connections.cut(peer_id, str(error))
-
-    def _on_membership(self, event: MembershipEvent) -> None:
-        if not self._stopped:
-            self._run(self.membership.handle(event, monotonic()))
-            self._schedule()
-
-    def _on_election(self, event: MessageReceived) -> None:
-        if not self._stopped:
-            self._run_election(self.election.handle(event, monotonic()))
-            self._schedule()
 
     def _tick(self) -> None:
         self._timer = None
@@ -187,17 +153,14 @@ class MembershipDriver:
         now = monotonic()
         try:
             if self.membership.next_wakeup <= now:
-                self._look_at_traffic(now)
-                self._run(self.membership.tick(now))
+                traffic = self._traffic.look(self._connections.arrivals(), now)
+                if traffic is not None:
+                    self._run(MEMBERSHIP_KIND, self.membership.handle(traffic, now))
+                self._run(MEMBERSHIP_KIND, self.membership.tick(now))
             if self.election.next_wakeup <= now:
                 self._run_election(self.election.tick(now))
         finally:
             self._schedule()  # an error is reported by the event loop; the clock continues
-
-    def _look_at_traffic(self, now: float) -> None:
-        traffic = self._traffic.look(self._connections.arrivals(), now)
-        if traffic is not None:
-            self._run(self.membership.handle(traffic, now))
 
     def _schedule(self) -> None:
         """See to it that `_tick` comes in time; where it comes too soon it does nothing."""
@@ -212,17 +175,25 @@ class MembershipDriver:
         delay = max(when - monotonic(), 0.0) + TIMER_SECONDS
         self._timer = self._loop.call_later(delay, self._tick)
 
-    def _run(self, instructions: Sequence[Instruction]) -> None:
+    def _run(
+        self, kind: str, instructions: Sequence[Instruction] | Sequence[ElectionInstruction]
+    ) -> None:
         changed = False
         for instruction in instructions:
             match instruction:
                 case SendTo(peer, payload):
-                    self._connections.post(peer, Message(MEMBERSHIP_KIND, {_PAYLOAD: payload}))
+                    self._connections.post(peer, Message(kind, {_PAYLOAD: payload}))
+                case Misbehaved(peer, offence, about):
+                    self._guard.note(peer, offence, about)
                 case MemberUpdated():
                     changed = True
                     self._on_changed(instruction)
-                case Misbehaved(peer, offence, about):
-                    self._guard.note(peer, offence, about)
+                case CoordinatorIs(member_id, term, reason):
+                    self._set_coordinator(MeshCoordinator(member_id, self._name(member_id), term))
+                    log.info("coordinator", id=member_id[:16], term=term, why=reason)
+                case CoordinatorLost(reason):
+                    self._set_coordinator(None)
+                    log.info("coordinator_lost", why=reason)
         if changed:
             self._report_election()
 
@@ -247,26 +218,15 @@ class MembershipDriver:
 
     def _run_election(self, instructions: Sequence[ElectionInstruction]) -> None:
         self._keep_term(self.election.term)  # on disk before any device receives it
-        for instruction in instructions:
-            match instruction:
-                case SendTo(peer, payload):
-                    self._connections.post(peer, Message(ELECTION_KIND, {_PAYLOAD: payload}))
-                case CoordinatorIs(member_id, term, reason):
-                    self._set_coordinator(MeshCoordinator(member_id, self._name(member_id), term))
-                    log.info("coordinator", id=member_id[:16], term=term, why=reason)
-                case CoordinatorLost(reason):
-                    self._set_coordinator(None)
-                    log.info("coordinator_lost", why=reason)
-                case Misbehaved(peer, offence, about):
-                    self._guard.note(peer, offence, about)
+        self._run(ELECTION_KIND, instructions)
 
     def _rename_coordinator(self, record: MemberRecord) -> None:
-        known = self._coordinator
+        known = self.coordinator
         if known is not None and known.id == record.id and known.name != record.name:
             self._set_coordinator(replace(known, name=record.name))
 
     def _set_coordinator(self, coordinator: MeshCoordinator | None) -> None:
-        self._coordinator = coordinator
+        self.coordinator = coordinator
         self._tell(CoordinatorChanged(coordinator))
 
     def _name(self, member_id: str) -> str:

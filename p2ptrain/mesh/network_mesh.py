@@ -50,7 +50,7 @@ from p2ptrain.mesh.links import link_probe
 from p2ptrain.mesh.links.connections import Connections
 from p2ptrain.mesh.links.hello import REFUSED_KIND, Hello, new_token
 from p2ptrain.mesh.links.router import Router
-from p2ptrain.mesh.membership.core_events import MemberRecord
+from p2ptrain.mesh.membership.core_events import MemberRecord, PeerLinkLost, PeerLinkUp, SelfChanged
 from p2ptrain.mesh.membership.membership import Membership
 from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND, MembershipDriver
 from p2ptrain.mesh.notifications import EventSubscribers, WarnOnce
@@ -262,8 +262,8 @@ class NetworkMesh:
 
     def _route_own_kinds(self) -> None:
         link_probe.ProbeReceiver().install(self)
-        self.route_now(MEMBERSHIP_KIND, self.membership_driver.take_membership)
-        self.route_now(ELECTION_KIND, self.membership_driver.take_election)
+        for kind in (MEMBERSHIP_KIND, ELECTION_KIND):
+            self.route_now(kind, self.membership_driver.take)
         self.route(TRUST_KIND, self.household_trust.exchange.take)
         self.route(REFUSED_KIND, self._copies.refused)
 
@@ -317,7 +317,7 @@ class NetworkMesh:
         if dict(info) != self._info:
             self._info = dict(info)
             if not self._left:
-                self.membership_driver.describe(info=self._info)
+                self.membership_driver.handle(SelfChanged(info=self._info))
 
     async def send(
         self, peer_id: str, message: Message, priority: Priority = Priority.CONTROL
@@ -363,13 +363,13 @@ class NetworkMesh:
             partial(self._file.save_addresses, self._proven_addresses()),
             "after its next start this device may take longer to find others",
         )
-        self.membership_driver.link_up(peer_id)
+        self.membership_driver.handle(PeerLinkUp(peer_id))
         self.household_trust.link_up(peer_id)
         self._names.heard(peer_id, self.self_id, hello.name)
         self._notify(LinkUp(peer_id))
 
     def _on_lost(self, peer_id: str, refused: bool) -> None:
-        self.membership_driver.link_lost(peer_id, refused)
+        self.membership_driver.handle(PeerLinkLost(peer_id, refused))
         self._notify(LinkLost(peer_id, "it refuses connections" if refused else "it broke"))
 
     def _notify(self, event: MeshEvent) -> None:

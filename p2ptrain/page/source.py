@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from p2ptrain import events
 from p2ptrain._version import __version__
+from p2ptrain.aio.tasks import set_within
 from p2ptrain.api.job_course import JobCourse
 from p2ptrain.api.views import NodeStatus
 from p2ptrain.console import describe
@@ -140,9 +141,7 @@ class PageSource:
             self._wanted.clear()
             while any(self.streams.values()):
                 await self._publish()
-                with contextlib.suppress(TimeoutError):  # a new browser waits for no second
-                    async with asyncio.timeout(self._look_seconds):
-                        await self._wanted.wait()
+                await set_within(self._wanted, self._look_seconds)  # a new browser waits no second
                 self._wanted.clear()
 
     async def _publish(self) -> None:

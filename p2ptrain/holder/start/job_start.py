@@ -8,7 +8,6 @@ the model is captured meanwhile ────────────┘
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from pathlib import Path
 from time import monotonic
 
 from p2ptrain import events
-from p2ptrain.aio.tasks import run_in_background, task_scope
+from p2ptrain.aio.tasks import run_in_background, set_within, task_scope
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import OptionError, UserError
 from p2ptrain.events import Event
@@ -257,13 +256,8 @@ async def wait_for_members(mesh: Mesh, count: int, timeout_seconds: float | None
 async def wait_until_stable(mesh: Mesh) -> None:
     """Wait until the membership has not changed for a while."""
     with membership_changes(mesh, described=False) as changed:
-        while True:
+        while await set_within(changed, SETTLE_SECONDS):
             changed.clear()
-            try:
-                async with asyncio.timeout(SETTLE_SECONDS):
-                    await changed.wait()
-            except TimeoutError:
-                return
 
 
 def _alive(mesh: Mesh) -> list[str]:

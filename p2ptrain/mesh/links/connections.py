@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from random import Random
 
-from p2ptrain.aio.tasks import TaskScope
+from p2ptrain.aio.tasks import TaskScope, set_within
 from p2ptrain.errors import (
     Error,
     LinkClosed,
@@ -416,7 +416,7 @@ class Connections:
             elif self._pause_seconds(peer_id, peer) == 0.0:
                 peer.paths.looked(self._now())
                 self._mover.measure(peer_id, peer)
-            await _wait(peer.wake, self._pause_seconds(peer_id, peer))
+            await set_within(peer.wake, self._pause_seconds(peer_id, peer))
 
     def _pause_seconds(self, peer_id: str, peer: KnownPeer) -> float | None:
         """Until a device is dialled again, or the paths to it are looked at; None: until woken."""
@@ -535,14 +535,6 @@ async def _send_last(link: PeerLink, message: Message) -> None:
     except LinkClosed:
         return  # it has ended already, which is all that was wanted
     link.link.close("refused")
-
-
-async def _wait(event: asyncio.Event, timeout_seconds: float | None) -> None:
-    try:
-        async with asyncio.timeout(timeout_seconds):
-            await event.wait()
-    except TimeoutError:
-        return
 
 
 def _name(link: PeerLink) -> str:

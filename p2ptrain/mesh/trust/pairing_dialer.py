@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 
+from p2ptrain.aio.tasks import set_within
 from p2ptrain.errors import LinkClosed, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevice
@@ -146,8 +147,4 @@ class PairingDialer:
         """Until a new device may be there, or the next retry is due."""
         now = asyncio.get_running_loop().time()
         dues = [due.until - now for due in self._put_off.values() if due.until > now]
-        try:
-            async with asyncio.timeout(min(dues, default=RETRY_SECONDS)):
-                await self._wake.wait()
-        except TimeoutError:
-            return
+        await set_within(self._wake, min(dues, default=RETRY_SECONDS))
