@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
 from random import Random
 
-import cbor2
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,26 +17,24 @@ from p2ptrain.mesh.membership.core_events import (
     CoordinatorIs,
     CoordinatorLost,
     ElectionInstruction,
+    Instruction,
     MembersChanged,
     MessageReceived,
     Misbehaved,
     SendTo,
 )
 from tests.support.thorough import examples_of
+from tests.unit.mesh.cores import Cores
 
 
-class Voters:
+class Voters(Cores[Election]):
     """Elections joined without delay; `views` says whom each believes alive."""
 
     def __init__(self, *groups: str, floors: dict[str, int] | None = None) -> None:
-        self.now = 50.0
-        self.nodes: dict[str, Election] = {}
+        super().__init__(50.0)
         self.views: dict[str, frozenset[str]] = {}
         self.said: dict[str, list[CoordinatorIs | CoordinatorLost]] = {}
         self.sent: list[tuple[str, str, ElectionMessage]] = []
-        self.offences: list[tuple[str, Misbehaved]] = []
-        self.silent: set[str] = set()
-        self._wire: deque[tuple[str, str, bytes]] = deque()
         for group in groups:
             for id_ in group:
                 self.start(id_, (floors or {}).get(id_, 0))
@@ -58,40 +54,21 @@ class Voters:
 
     def view(self, id_: str, alive: frozenset[str]) -> None:
         self.views[id_] = alive
-        self._carry_out(id_, self.nodes[id_].handle(MembersChanged(alive), self.now))
+        self.carry_out(id_, self.nodes[id_].handle(MembersChanged(alive), self.now))
 
     def deliver(self, sender: str, receiver: str, message: ElectionMessage) -> None:
         """Hand one message over by itself."""
         event = MessageReceived(sender, encode(message))
-        self._carry_out(receiver, self.nodes[receiver].handle(event, self.now))
+        self.carry_out(receiver, self.nodes[receiver].handle(event, self.now))
 
-    def settle(self) -> None:
-        """Deliver until nothing is on the wire; links exist where both believe so."""
-        for _ in range(10_000):
-            if not self._wire:
-                return
-            sender, receiver, data = self._wire.popleft()
-            linked = receiver in self.views[sender] and sender in self.views[receiver]
-            if linked and not {sender, receiver} & self.silent:
-                event = MessageReceived(sender, cbor2.loads(data))
-                self._carry_out(receiver, self.nodes[receiver].handle(event, self.now))
-        raise AssertionError("the voters never fall silent")
-
-    def run_for(self, seconds: float) -> None:
-        """Tick everybody when due."""
-        end = self.now + seconds
-        while self.now < end:
-            awake = {i: n for i, n in self.nodes.items() if i not in self.silent}
-            self.now = min([end, *(max(self.now, n.next_wakeup) for n in awake.values())])
-            for id_, node in awake.items():
-                if node.next_wakeup <= self.now:
-                    self._carry_out(id_, node.tick(self.now))
-            self.settle()
+    def are_linked(self, sender: str, receiver: str) -> bool:
+        """Where both believe so."""
+        return receiver in self.views[sender] and sender in self.views[receiver]
 
     def exclude(self, id_: str, device: str, seconds: float) -> None:
         """As `id_` sees it."""
         out = self.nodes[id_].exclude(device, self.now + seconds, self.now)
-        self._carry_out(id_, out)
+        self.carry_out(id_, out)
         self.settle()
 
     def coordinators(self, group: str) -> set[tuple[str, int] | None]:
@@ -104,16 +81,11 @@ class Voters:
         assert coordinator is not None
         return coordinator
 
-    def _carry_out(self, id_: str, out: list[ElectionInstruction]) -> None:
-        for instruction in out:
-            if isinstance(instruction, SendTo):
-                data = cbor2.dumps(instruction.payload)
-                self.sent.append((id_, instruction.peer, decode(instruction.payload)))
-                self._wire.append((id_, instruction.peer, data))
-            elif isinstance(instruction, Misbehaved):
-                self.offences.append((id_, instruction))
-            else:
-                self.said[id_].append(instruction)
+    def note(self, id_: str, instruction: Instruction | ElectionInstruction) -> None:
+        if isinstance(instruction, SendTo):
+            self.sent.append((id_, instruction.peer, decode(instruction.payload)))
+        elif isinstance(instruction, CoordinatorIs | CoordinatorLost):
+            self.said[id_].append(instruction)
 
 
 # -- electing -----------------------------------------------------------------------------

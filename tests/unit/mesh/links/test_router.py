@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 
 import pytest
 
-from p2ptrain.errors import Error, NotItsPart, PeerError
+from p2ptrain.errors import DeviceLost, Error, NotItsPart, PeerError, PlanError
 from p2ptrain.mesh.conduct import Offence
+from p2ptrain.mesh.links import router
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.net.message import Message, Priority
 
@@ -51,3 +53,25 @@ async def test_a_reply_from_another_device_differs_from_one_that_comes_too_late(
     await has_noted.wait()
     await router.close()
     assert noted == [(EVE, offence, "", f"order: {error}")]
+
+
+class NeedsTwo(PeerError):
+    """Of some room of the house, made from more than a text."""
+
+    def __init__(self, device: str, why: str) -> None:
+        super().__init__(f"{device}: {why}")
+
+
+@pytest.mark.parametrize(
+    ("sent", "arrives"),
+    [
+        (PlanError("too little memory"), PlanError),
+        (DeviceLost("b is gone", name="b"), DeviceLost),
+        (NeedsTwo("b", "damaged"), PeerError),
+    ],
+)
+def test_what_arrives_says_the_same(sent: Error, arrives: type[Error]) -> None:
+    fresh = importlib.reload(router)  # whatever was imported before
+    found = fresh.from_fields(fresh.to_fields(sent))
+    assert type(found) is arrives
+    assert str(found) == str(sent)

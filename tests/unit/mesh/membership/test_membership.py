@@ -60,7 +60,7 @@ def test_all_agree_on_a_newcomer_within_half_a_second() -> None:
 def test_a_newcomer_linked_to_one_member_only_learns_of_all() -> None:
     cluster = Cluster("abc")
     newcomer = Membership(MemberRecord("d", "device d"), HOME_LAN, Random(0))
-    cluster.members["d"] = newcomer
+    cluster.nodes["d"] = newcomer
     cluster.feed("d", PeerLinkUp("a"))
     cluster.feed("a", PeerLinkUp("d"))
     cluster.run_for(0.5)
@@ -73,7 +73,7 @@ def test_a_restarted_device_replaces_its_predecessor_visibly() -> None:
     cluster.add("c")  # same incarnation, another process
     cluster.run_for(0.5)
     assert cluster.history("a", "c") == ["alive", "dead", "alive"]
-    assert cluster.members["a"].members["c"].incarnation > 1
+    assert cluster.nodes["a"].members["c"].incarnation > 1
 
 
 @pytest.mark.parametrize("gone", [DEAD, LEFT])
@@ -95,7 +95,7 @@ def test_a_description_spreads() -> None:
     cluster = Cluster("abc")
     cluster.feed("a", SelfChanged(name="a-2", info={"threads": 4}))
     cluster.run_for(0.3)
-    record = cluster.members["c"].members["a"]
+    record = cluster.nodes["c"].members["a"]
     assert (record.name, record.info) == ("a-2", {"threads": 4})
     assert cluster.history("c", "a") == ["alive", "alive"]
 
@@ -104,7 +104,7 @@ def test_a_description_out_of_bounds_is_refused() -> None:
     cluster = Cluster("a")
     with pytest.raises(ProtocolError):
         cluster.feed("a", SelfChanged(info={"story": "x" * 257}))
-    assert cluster.members["a"].members["a"].info == {}
+    assert cluster.nodes["a"].members["a"].info == {}
 
 
 # -- silence ------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_two_suspects_are_asked_for_in_turn() -> None:
     """Signs of the one that is judged second are needed before its time is over too."""
     cluster = Cluster("abcdefgh")
     cluster.run_for(3.0)
-    member = cluster.members["a"]
+    member = cluster.nodes["a"]
     cluster.feed("a", gossip("b", claim("g", SUSPECT), claim("h", SUSPECT)), settle=False)
     asked: list[str] = []
     for _ in range(18):
@@ -284,7 +284,7 @@ def test_two_suspects_are_asked_for_in_turn() -> None:
 
 def timid(cluster: Cluster, id_: str) -> Membership:
     """That member, after it was frozen again and again."""
-    member = cluster.members[id_]
+    member = cluster.nodes[id_]
     while member.health_score < HOME_LAN.health_score_limit:
         cluster.now += 1.0
         member.tick(cluster.now)
@@ -325,7 +325,7 @@ def test_a_suspect_is_asked_for_again_through_the_others_however_timid_this_devi
 def test_a_suspect_is_not_probed_for_others_too() -> None:
     """On a cable that may be full one probe of each member is enough."""
     cluster = last_goes_silent("abc", 1.3)
-    member = cluster.members["a"]
+    member = cluster.nodes["a"]
     assert cluster.state("a", "c") is SUSPECT
     claims = (claim("c", SUSPECT),)
     request = encode(MembershipMessage(MembershipKind.REQUEST, claims, sequence=99, target="c"))
@@ -337,7 +337,7 @@ def test_a_lone_accuser_waits_for_others_that_are_heard_seldom() -> None:
     """On its full cable a word that was lost twice comes seconds later."""
     cluster = Cluster("abcd")
     cluster.run_for(3.0)
-    member = cluster.members["a"]
+    member = cluster.nodes["a"]
     member.handle(PeerLinkLost("d"), cluster.now)
     for number in range(150):
         cluster.now += 0.05
@@ -354,7 +354,7 @@ def test_a_lone_accuser_waits_while_others_are_heard() -> None:
     """They would find so too: it is its own cable that is full."""
     cluster = Cluster("abcd")
     cluster.run_for(3.0)
-    member = cluster.members["a"]
+    member = cluster.nodes["a"]
     member.handle(PeerLinkLost("d"), cluster.now)  # nobody hears of it
     for number in range(1000):
         cluster.now += 0.05
@@ -413,7 +413,7 @@ def test_a_frozen_device_wakes_up_without_accusing() -> None:
     cluster.now += 2.0  # everybody was frozen: probes under way were never answered
     before = len(cluster.changes)
     cluster.feed("a", SelfChanged(), settle=False)
-    assert cluster.members["a"].health_score == 1
+    assert cluster.nodes["a"].health_score == 1
     cluster.run_for(0.4)
     assert cluster.changes[before + 1 :] == []
 
@@ -431,14 +431,14 @@ def test_a_suspicion_does_not_run_while_its_holder_is_frozen() -> None:
 def test_a_broken_path_between_two_devices_starts_no_suspicion() -> None:
     cluster = Cluster("abc")
     cluster.run_for(1.0)
-    original = cluster.members["a"].handle
+    original = cluster.nodes["a"].handle
 
     def deaf_to_b(event: object, now: float) -> list[object]:
         if isinstance(event, MessageReceived) and event.peer == "b":
             return []
         return original(event, now)  # type: ignore[arg-type, return-value]
 
-    cluster.members["a"].handle = deaf_to_b  # type: ignore[method-assign, assignment]
+    cluster.nodes["a"].handle = deaf_to_b  # type: ignore[method-assign, assignment]
     cluster.run_for(5.0)
     assert cluster.history("a", "b") == ["alive"]
 
@@ -459,14 +459,14 @@ def test_links_lost_by_all_are_a_death() -> None:
     cluster.silent.add("d")
     cluster.lose_links("d", refused=False)
     assert [cluster.state(observer, "d") for observer in "abc"] == [DEAD] * 3
-    assert not cluster.members["a"].members["d"].certain  # it may have lost its network
+    assert not cluster.nodes["a"].members["d"].certain  # it may have lost its network
 
 
 def test_a_silent_death_becomes_certain_by_a_refused_redial_and_all_hear_of_it() -> None:
     cluster = Cluster("abcd")
     cluster.silent.add("d")
     cluster.run_for(5.0)
-    assert [cluster.members[observer].members["d"].certain for observer in "abc"] == [False] * 3
+    assert [cluster.nodes[observer].members["d"].certain for observer in "abc"] == [False] * 3
     cluster.feed("a", PeerLinkLost("d"))
     cluster.feed("a", PeerLinkLost("d", refused=True))
     cluster.run_for(0.5)
@@ -527,22 +527,22 @@ def test_who_leaves_has_left_and_does_not_die() -> None:
     cluster.feed("d", Leave())
     cluster.lose_links("d", refused=True)
     assert [cluster.state(observer, "d") for observer in "abc"] == [LEFT] * 3
-    assert cluster.members["d"].next_wakeup == float("inf")
+    assert cluster.nodes["d"].next_wakeup == float("inf")
     assert cluster.feed("d", gossip("a", claim("d", DEAD, 9))) == []
 
 
 def test_the_dead_return_in_a_higher_incarnation() -> None:
     cluster = Cluster("abc")
     cluster.lose_links("c", refused=True)
-    died = cluster.members["a"].members["c"].incarnation
+    died = cluster.nodes["a"].members["c"].incarnation
     cluster.add("c")
     assert cluster.state("a", "c") is ALIVE
-    assert cluster.members["a"].members["c"].incarnation > died
+    assert cluster.nodes["a"].members["c"].incarnation > died
 
 
 def test_late_news_does_not_raise_the_dead() -> None:
     cluster = Cluster("abc")
-    record = cluster.members["a"].members["c"]
+    record = cluster.nodes["a"].members["c"]
     cluster.silent.add("c")
     cluster.lose_links("c", refused=True)
     cluster.feed("a", gossip("b", Claim(record)))
@@ -588,7 +588,7 @@ def test_a_device_that_was_away_declares_no_device_dead() -> None:
     cluster.silent.add("b")
     cluster.run_for(6.0)
     assert cluster.state("a", "b") is DEAD
-    away = {cluster.members[observer].members["b"].incarnation for observer in "ac"}
+    away = {cluster.nodes[observer].members["b"].incarnation for observer in "ac"}
     cluster.silent = {"c"}
     cluster.run_for(HOME_LAN.evidence_seconds + 0.1)  # silent, and not suspect for long enough
     back = claim("b", ALIVE, max(away) + 1)
@@ -617,8 +617,8 @@ def test_a_false_death_about_me_is_refuted(trusted: frozenset[str] | None) -> No
     cluster = Cluster("ab")
     cluster.feed("a", TrustChanged(trusted))
     cluster.feed("a", gossip("b", claim("a", DEAD, 7)))
-    assert cluster.members["a"].members["a"].incarnation == 8
-    assert cluster.members["b"].members["a"].incarnation == 8
+    assert cluster.nodes["a"].members["a"].incarnation == 8
+    assert cluster.nodes["b"].members["a"].incarnation == 8
     assert cluster.state("b", "a") is ALIVE
 
 
@@ -633,8 +633,8 @@ def test_a_leap_reported_by_a_third_party_is_refused() -> None:
     cluster = Cluster("abc")
     cluster.feed("a", gossip("b", claim("c", DEAD, 5000), claim("a", DEAD, 1 << 40)))
     assert cluster.state("a", "c") is ALIVE
-    assert cluster.members["a"].members["a"].incarnation == 1
-    assert cluster.members["a"].refused_claims == 2
+    assert cluster.nodes["a"].members["a"].incarnation == 1
+    assert cluster.nodes["a"].refused_claims == 2
 
 
 def test_strangers_are_never_listed() -> None:
@@ -642,7 +642,7 @@ def test_strangers_are_never_listed() -> None:
     cluster.feed("a", TrustChanged(frozenset("ab")))
     cluster.feed("a", gossip("b", *(claim(f"ghost{n}", ALIVE) for n in range(40))))
     cluster.feed("a", gossip("x", claim("x", ALIVE)))
-    assert sorted(cluster.members["a"].members) == ["a", "b"]
+    assert sorted(cluster.nodes["a"].members) == ["a", "b"]
 
 
 def test_the_table_is_bounded() -> None:
@@ -670,7 +670,7 @@ def test_messages_stay_small_however_many_members() -> None:
         record = MemberRecord(f"m{number:03}" * 16, f"device {number}", info=info)
         cluster.feed("a", gossip("b", Claim(record)))
     cluster.add("c")
-    assert len(cluster.members["c"].members) == 103
+    assert len(cluster.nodes["c"].members) == 103
     assert cluster.largest_message_bytes <= 3500
 
 
@@ -679,9 +679,9 @@ def test_a_device_no_longer_paired_is_gone_at_once() -> None:
     out = cluster.feed("a", TrustChanged(frozenset("ab")))
     (change,) = [i for i in out if isinstance(i, MemberUpdated)]
     assert (change.record.id, change.record.state) == ("c", DEAD)
-    assert "c" not in cluster.members["a"].members
+    assert "c" not in cluster.nodes["a"].members
     cluster.feed("a", gossip("b", claim("c", ALIVE, 3)))
-    assert "c" not in cluster.members["a"].members
+    assert "c" not in cluster.nodes["a"].members
 
 
 # -- load ---------------------------------------------------------------------------------
@@ -718,7 +718,7 @@ def test_a_rumour_that_a_process_was_replaced_is_doubted_once_only() -> None:
     cluster.feed("a", gossip("b", claim("c", ALIVE, 5, "new")), settle=False)
     assert cluster.state("a", "c") is SUSPECT
     cluster.feed("a", gossip("b", claim("c", ALIVE, 6, "new")), settle=False)
-    assert cluster.members["a"].members["c"].instance == "new"
+    assert cluster.nodes["a"].members["c"].instance == "new"
     assert cluster.history("a", "c") == ["alive", "suspect", "dead", "alive"]
 
 
