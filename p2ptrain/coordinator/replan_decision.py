@@ -6,9 +6,8 @@ is new, the best plan may be of another kind: then a full search is worth its ti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.errors import size_text
@@ -106,6 +105,6 @@ def decide_replan(
     )
 
 
-def fixed_request(request: JobPlanRequest, plan: Mapping[str, Any]) -> JobPlanRequest:
+def fixed_request(request: JobPlanRequest, plan: Plan) -> JobPlanRequest:
     """For a plan from zero: the micro-batch decides results, so it stays as it is in force."""
-    return replace(request, micro_batch=plan["micro_batch"])
+    return replace(request, micro_batch=plan.micro_batch)

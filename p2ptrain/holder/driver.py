@@ -23,8 +23,9 @@ from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import Error, InternalError, PeerError, PlanError, TrainingError
 from p2ptrain.holder.job_record import JobRecord
+from p2ptrain.holder.planning.plan_step import ReconfigureRequest
 from p2ptrain.holder.planning.planner_client import Planner
-from p2ptrain.holder.planning.reconfiguration import Reconfiguration
+from p2ptrain.holder.planning.reconfiguration import Reconfiguration, ReconfigureReply
 from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.rounds.generation_runner import GenerationRunner, GenerationWork
@@ -44,7 +45,6 @@ from p2ptrain.mesh.interface import (
 from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.calls import Hangs
 from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, send_passed_over
-from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.choose_version import FullSnapshot
 from p2ptrain.recovery.cores import holder_events, holder_instructions
@@ -425,7 +425,7 @@ class JobDriver:
         self._work.announce(answer, reason)
         self._memory.begin()
         self._runs.begin(answer, alive)
-        self.copies.begin(answer.assignment, answer.copy_cost, self._core.history.stable)
+        self.copies.begin(answer.assignment, answer.made.protected.cost, self._core.history.stable)
         self.reports.begin(answer, after_trouble=reason is ReconfigureReason.FAILURE)
         self.replan_watcher.began(answer)
         if not self._core.finishing or version.step < self.reports.reported.step:

@@ -6,9 +6,10 @@ from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from typing import Any
 
+from p2ptrain.holder.planning.reconfiguration import ReconfigureReply
 from p2ptrain.holder.snapshots.full_snapshots import FullSnapshots
 from p2ptrain.holder.start.journal import FIRST_GENERATION, Journal, JournalEntry
-from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
+from p2ptrain.messages.assign import PlanInForce
 from p2ptrain.recovery.choose_version import FullSnapshot
 from p2ptrain.recovery.cores import holder_instructions
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
@@ -112,6 +113,6 @@ class JobRecord:
 
     def _most_replayed(self, round_seconds: float | None) -> int | None:
         if round_seconds is None and self.in_force is not None:
-            round_seconds = self.in_force.plan["predicted"]["round_seconds"]
+            round_seconds = self.in_force.plan.predicted.round_seconds
         limit = self._settings.first_weights_replay_seconds
         return None if not round_seconds else max(1, int(limit / round_seconds))

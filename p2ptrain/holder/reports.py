@@ -7,6 +7,7 @@ from time import get_clock_info, monotonic
 from types import MappingProxyType
 
 from p2ptrain import events, failpoints
+from p2ptrain.coordinator.memory_model import taken_beside_bytes
 from p2ptrain.errors import DeviceLost
 from p2ptrain.events import (
     Eval,
@@ -19,11 +20,10 @@ from p2ptrain.events import (
     Step,
     Waiting,
 )
+from p2ptrain.holder.planning.reconfiguration import ReconfigureReply
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import MemberState, Mesh, display_name
-from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.plan import PlannedStage as Stage
 from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
 
@@ -184,7 +184,7 @@ class JobReports:
             seconds=now - sign_at,
             replayed_steps=answer.choice.replayed,
             resumed_seconds=self._resumed_at - sign_at,
-            planning_seconds=answer.planning_seconds,
+            planning_seconds=answer.made.seconds,
             moved_bytes=answer.moved_bytes,
             version=answer.choice.version.step,
         )
@@ -295,18 +295,16 @@ def plan_event(
 
     Args:
         kept_bytes: what copies of the whole model take beside that, by the name of a device.
-
-    Raises:
-        OptionError: the plan is none.
     """
-    assignment = answer.assignment
-    plan = Plan.from_json(answer.plan, "the plan", batch_size=assignment.batch_size)
+    assignment, plan, made = answer.assignment, answer.plan, answer.made
     planned = plan.predicted
+    beside_bytes = {
+        one.name: taken_beside_bytes(one.taken_bytes) + made.protected.taken_bytes.get(device, 0)
+        for device, one in made.candidates.items()
+    }
     apart = planned.host_peak_bytes or {}
     with_copies = {
-        name: planned.needed(name).of_host
-        + answer.beside_bytes.get(name, 0)
-        + kept_bytes.get(name, 0)
+        name: planned.needed(name).of_host + beside_bytes.get(name, 0) + kept_bytes.get(name, 0)
         for name in planned.peak_bytes
     }
     return events.Plan(
@@ -323,7 +321,11 @@ def plan_event(
         mode_reason=plan.mode_reason,
         predicted_peak_bytes={**with_copies, **{name: planned.peak_bytes[name] for name in apart}},
         predicted_host_bytes={name: with_copies[name] for name in apart},
-        alone_samples_per_s=answer.alone,
+        alone_samples_per_s={
+            one.name: speed
+            for one in made.candidates.values()
+            if (speed := one.samples_per_s) is not None
+        },
     )
 
 

@@ -8,11 +8,10 @@ plan, in a process beside training.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
 from time import perf_counter
-from typing import Any
 
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.coordinator.plan_expectations import expected_round
@@ -60,7 +59,7 @@ class RoundWatch:
         self._driver = driver
         self._is_asked = asyncio.Lock()
         self._answer: tuple[float, RoundPicture] | None = None
-        self._simulated: Mapping[str, Any] | None = None  # the plan that was
+        self._simulated: Plan | None = None  # the plan that was
         self._predicted: tuple[list[str], PredictedRound | None] = [], None  # of which devices
         self._tasks = TaskOwner(_failed)
 
@@ -92,15 +91,14 @@ class RoundWatch:
         if driver.question is not None:
             self._tasks.spawn(self._predict(plan, driver.question), "simulate the plan")
 
-    async def _predict(self, value: Mapping[str, Any], question: PlanQuestion) -> None:
-        plan = Plan.from_json(value, "the plan", batch_size=question.request.batch_size)
+    async def _predict(self, plan: Plan, question: PlanQuestion) -> None:
         asked = partial(expected_round, question.request, question.household, plan)
         try:
             found = await run_in_child(lambda run: run(asked), SearchPriority.PROMPT)
         except Error as error:
             log.info("round_not_predicted", why=str(error))
             return
-        if self._simulated is value:
+        if self._simulated is plan:
             self._predicted = sorted(plan.device_names)[:DEVICES_SHOWN], found
 
 

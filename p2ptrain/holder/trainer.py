@@ -38,7 +38,7 @@ from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.job_record import JobRecord
-from p2ptrain.holder.planning.reconfiguration import plan_only
+from p2ptrain.holder.planning.reconfiguration import ReconfigureReply, plan_only
 from p2ptrain.holder.reports import JobReports, plan_event, rate
 from p2ptrain.holder.round_watch import WATCHED, RoundWatch
 from p2ptrain.holder.rounds.async_training_loop import AsyncTrainingLoop
@@ -63,9 +63,9 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.job.user_code import READING, doings
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import display_name
+from p2ptrain.messages.assign import PlanInForce
 from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import EXPLAIN, FETCH_MODEL, ROUND_PICTURE
-from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.plan.explain import energy_words, limit_words
 from p2ptrain.plan.types.weight_versions import Weights

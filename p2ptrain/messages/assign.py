@@ -10,7 +10,6 @@ from p2ptrain.job.rounds import samples_evaluated_together
 from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.net.fields import Blob
 from p2ptrain.net.forms import Row
@@ -114,21 +113,26 @@ def assignment_on_one(present: Assignment, placed: Placement) -> Assignment:
     )
 
 
-def plan_in_force(in_force: PlanInForce, planning: JobPlanRequest, mesh: Mesh) -> Plan:
-    """The plan in force with the names that its devices have now; ids stay, names may not."""
-    plan = Plan.from_json(in_force.plan, "the plan in force", batch_size=planning.batch_size)
-    assignment = in_force.assignment
-    stages = tuple(
-        replace(
-            stage,
-            devices=tuple(
-                replace(device, name=display_name(mesh, place.devices[number]))
-                for number, device in enumerate(stage.devices)
-            ),
+@dataclass(frozen=True, slots=True)
+class PlanInForce:
+    """The plan that a job runs by, and what its devices know of it."""
+
+    assignment: Assignment
+    plan: Plan
+
+    def named(self, mesh: Mesh) -> Plan:
+        """The plan with the names that its devices have now; ids stay, names may not."""
+        stages = tuple(
+            replace(
+                stage,
+                devices=tuple(
+                    replace(device, name=display_name(mesh, place.devices[number]))
+                    for number, device in enumerate(stage.devices)
+                ),
+            )
+            for stage, place in zip(self.plan.stages, self.assignment.stages, strict=True)
         )
-        for stage, place in zip(plan.stages, assignment.stages, strict=True)
-    )
-    return replace(plan, stages=stages, left_out=())
+        return replace(self.plan, stages=stages, left_out=())
 
 
 @dataclass(frozen=True, slots=True)

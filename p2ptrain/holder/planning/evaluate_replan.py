@@ -31,12 +31,11 @@ from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import MemberState, Mesh, display_name
-from p2ptrain.messages.assign import plan_in_force
+from p2ptrain.messages.assign import PlanInForce
 from p2ptrain.messages.calls import read_part
 from p2ptrain.messages.job_requests import FactsRequest
 from p2ptrain.messages.kinds import FACTS
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.net.fields import LARGE, limited
 from p2ptrain.net.message import Message
 from p2ptrain.plan.replan.hysteresis import REPAY_SECONDS, ReplanAction, ReplanDecision
@@ -103,7 +102,7 @@ class ReplanEvaluation:
         """
         request = self._request
         household = await self._household()
-        plan = self._plan_in_force()
+        plan = request.in_force.named(self._mesh)
         fixed = replan_decision.fixed_request(request.planning, request.in_force.plan)
         present = await run_in_background(
             partial(replan_decision.present_plan, fixed, household, plan, request.work)
@@ -165,9 +164,6 @@ class ReplanEvaluation:
         """Names of those who have no part in the plan in force."""
         busy = self._request.in_force.assignment.devices
         return frozenset(c.name for c in household.candidates if c.id not in busy)
-
-    def _plan_in_force(self) -> Plan:
-        return plan_in_force(self._request.in_force, self._request.planning, self._mesh)
 
     async def _best(
         self,

@@ -31,22 +31,44 @@ from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import Mesh, display_name
-from p2ptrain.messages.assign import placed_stages, plan_in_force
-from p2ptrain.messages.reconfigure import ReconfigureRequest
+from p2ptrain.messages.assign import PlanInForce, placed_stages
+from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.plan.replan.replica_holders import Replicas
 from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.cores.reconfigure_core import MakePlan
-from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.generation_request import GenerationRequest, ReconfigureReason
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.state_report import StateReport
-from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds
+from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds, ProfileCorrections
 
 log = get_logger(__name__)
 
 _BARE = PlanBackups((), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReconfigureRequest:
+    """A request: `ask.present` is always that of `in_force`.
+
+    Attributes:
+        corrections: what training has shown of the profiles.
+        proposed: what was found for this change while training went on; None = to be found now.
+        given: the plan to begin with, from the user; None = it is to be found.
+        wants_expected: the holder was started again, and does not know what to expect of the plan
+            in force, nor what its copies cost.
+    """
+
+    planning: JobPlanRequest
+    ask: GenerationRequest
+    in_force: PlanInForce | None
+    recovery: ReplanMethod = ReplanMethod.LIGHT
+    corrections: ProfileCorrections = field(default_factory=ProfileCorrections)
+    proposed: Plan | None = None
+    given: Plan | None = None
+    wants_expected: bool = False
 
 
 @dataclass(frozen=True)
@@ -68,6 +90,12 @@ class PlannedAttempt:
     seconds: float = 0.0
     protected: PlanBackups = _BARE
     by: str = ""
+
+    @property
+    def considered(self) -> frozenset[str]:
+        """Ids of the devices that the plan was chosen from; none where it is the one before."""
+        known = {out.name for out in self.plan.left_out} | self.plan.device_names
+        return frozenset(d for d, one in self.candidates.items() if one.name in known)
 
 
 @dataclass
@@ -275,7 +303,7 @@ class PlanStep:
 
     def _present(self) -> Plan:
         assert self._request.in_force is not None
-        return plan_in_force(self._request.in_force, self._request.planning, self._mesh)
+        return self._request.in_force.named(self._mesh)
 
     async def _candidates(
         self, make: MakePlan, later: Mapping[str, str]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,15 @@ from p2ptrain import failpoints
 from p2ptrain.aio.tasks import run_in_background, task_scope
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.link_survey import ASSUMED
-from p2ptrain.coordinator.measured_cluster import MeasuredCluster, MeasuredDevice, planner_question
-from p2ptrain.coordinator.memory_model import taken_beside_bytes
+from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
 from p2ptrain.coordinator.profile_pooling import mixed_kinds
 from p2ptrain.errors import Error, LinkClosed, UserError
-from p2ptrain.holder.planning.plan_step import DeviceFindings, PlannedAttempt, PlanStep
+from p2ptrain.holder.planning.plan_step import (
+    DeviceFindings,
+    PlannedAttempt,
+    PlanStep,
+    ReconfigureRequest,
+)
 from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.job.planning_files import write_whole
 from p2ptrain.job.train_options import ReplanMethod, TrainOptions
@@ -30,7 +34,6 @@ from p2ptrain.messages.calls import Hangs, call_while_it_works, read_part
 from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRequest
 from p2ptrain.messages.kinds import PREPARE, STATE_REPORT
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.messages.reconfigure import ReconfigureReply, ReconfigureRequest
 from p2ptrain.net.fields import limited
 from p2ptrain.net.message import Message
 from p2ptrain.plan.types.cluster import Cluster, ClusterLink
@@ -58,6 +61,49 @@ log = get_logger(__name__)
 
 REBUILD_SECONDS = 600.0
 """For a device to make a lost stage again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReconfigureReply:
+    """Every device of the assignment is ready.
+
+    Attributes:
+        plan: with all devices that are left out.
+        made: how it came about.
+        changes_results: how results differ from one device's.
+        moved_bytes: what all devices together fetched of others to be ready.
+        warnings: for the user, shortcomings of the plan.
+    """
+
+    assignment: Assignment
+    plan: Plan
+    choice: VersionChoice
+    made: PlannedAttempt
+    changes_results: tuple[str, ...] = ()
+    moved_bytes: int = 0
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """What it changes that devices compute with other processors, or with accelerators."""
+        names, fast_math = self.plan.device_names, self.assignment.fast_math
+        devices = [one for one in self.made.candidates.values() if one.name in names]
+        mixed = mixed_kinds(
+            {
+                c.name: str(c.measured.get("processor", ""))
+                if c.compute.is_processor
+                else c.compute.kind
+                for c in devices
+            }
+        )
+        fast = sorted(c.name for c in devices if fast_math and not c.compute.is_processor)
+        if not fast:
+            return mixed
+        return (
+            *mixed,
+            f"fast_math: the accelerator of {', '.join(fast)} may round operands to 10 bits and "
+            "add in any order: results differ by that, and from run to run",
+        )
 
 
 class Reconfiguration:
@@ -119,8 +165,9 @@ class Reconfiguration:
         """See `ChangePort`, as of all that follow."""
         self._planning.was_ready()
         made, planning = self._made[placed.generation], self._request.planning
-        reply = plan_reply(planning, made, placed, choice, self._moved_bytes)
-        self._answer(replace(reply, warnings=(*reply.warnings, *self._lacked.values())))
+        reply = plan_reply(planning, made, placed, choice)
+        warnings = *reply.warnings, *self._lacked.values()
+        self._answer(replace(reply, moved_bytes=self._moved_bytes, warnings=warnings))
 
     def refused(self, failure: ReconfigureFailure) -> None:
         """With what the device with the data has against it."""
@@ -304,62 +351,16 @@ class Reconfiguration:
 
 
 def plan_reply(
-    planning: JobPlanRequest,
-    made: PlannedAttempt,
-    placed: Placement,
-    choice: VersionChoice,
-    moved_bytes: int = 0,
+    planning: JobPlanRequest, made: PlannedAttempt, placed: Placement, choice: VersionChoice
 ) -> ReconfigureReply:
     """What the holder says of a plan, placed so."""
     old = {out.name for out in made.plan.left_out} | made.plan.device_names
     left_out = (*made.plan.left_out, *(out for out in made.left_out if out.name not in old))
     plan = replace(made.plan, left_out=left_out)
     request = planning.settled(asynchronous=plan.mode is PlanMode.ASYNC)
-    return ReconfigureReply(
-        assignment=assignment_of(request, plan, placed),
-        plan=plan.to_json(),
-        choice=choice,
-        changes_results=tuple(request.sharing.changes(plan)),
-        kinds=_kinds(
-            [c for c in made.candidates.values() if c.name in made.plan.device_names],
-            fast_math=request.fast_math,
-        ),
-        beside_bytes={
-            c.name: taken_beside_bytes(c.taken_bytes) + made.protected.taken_bytes.get(device, 0)
-            for device, c in made.candidates.items()
-        },
-        alone={
-            c.name: speed
-            for c in made.candidates.values()
-            if (speed := c.samples_per_s) is not None
-        },
-        planning_seconds=made.seconds,
-        moved_bytes=moved_bytes,
-        expected=made.expected,
-        copy_cost=made.protected.cost,
-        warnings=made.protected.warnings,
-        considered=frozenset(d for d, c in made.candidates.items() if c.name in old),
-    )
-
-
-def _kinds(devices: Sequence[MeasuredDevice], *, fast_math: bool) -> tuple[str, ...]:
-    """What a plan of these devices changes because of what they compute with."""
-    mixed = mixed_kinds(
-        {
-            c.name: str(c.measured.get("processor", ""))
-            if c.compute.is_processor
-            else c.compute.kind
-            for c in devices
-        }
-    )
-    fast = sorted(c.name for c in devices if fast_math and not c.compute.is_processor)
-    if not fast:
-        return mixed
-    return (
-        *mixed,
-        f"fast_math: the accelerator of {', '.join(fast)} may round operands to 10 bits and add in "
-        "any order: results differ by that, and from run to run",
-    )
+    changes = tuple(request.sharing.changes(plan))
+    assignment, warnings = assignment_of(request, plan, placed), made.protected.warnings
+    return ReconfigureReply(assignment, plan, choice, made, changes, warnings=warnings)
 
 
 _GENERATION = 1
@@ -407,7 +408,7 @@ def _write(
     for path, content in (
         (options.write_profile, profile.to_json()),
         (options.write_cluster, cluster.to_json()),
-        (options.write_plan, dict(reply.plan)),
+        (options.write_plan, reply.plan.to_json()),
     ):
         if path is not None:
             write_whole(path, json.dumps(content, indent=1, ensure_ascii=False))

@@ -12,7 +12,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from time import monotonic
-from typing import Any
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner
@@ -20,12 +19,13 @@ from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import Error, PeerError, PlanError
 from p2ptrain.holder.planning.evaluate_replan import ReplanEvaluation, ReplanRequest
 from p2ptrain.holder.planning.planner_client import Planner
+from p2ptrain.holder.planning.reconfiguration import ReconfigureReply
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
+from p2ptrain.messages.assign import PlanInForce
 from p2ptrain.messages.job_requests import JobQuestion, LeaveReply
 from p2ptrain.messages.kinds import LEAVING
 from p2ptrain.messages.plan_request import JobPlanRequest
-from p2ptrain.messages.reconfigure import PlanInForce, ReconfigureReply
 from p2ptrain.net.message import Message
 from p2ptrain.plan.replan.hysteresis import ReplanAction
 from p2ptrain.plan.types.plan import Plan
@@ -152,8 +152,8 @@ class ReplanWatcher:
         return self._promised
 
     @property
-    def plan(self) -> Mapping[str, Any] | None:
-        """The one in force, `p2ptrain.plan/1`."""
+    def plan(self) -> Plan | None:
+        """The one in force."""
         return None if self._answer is None else self._answer.plan
 
     @property
@@ -178,9 +178,9 @@ class ReplanWatcher:
     def began(self, answer: ReconfigureReply) -> None:
         """A generation is in force."""
         self.recent.clear()
-        is_new = bool(answer.considered)
+        is_new, expected = bool(answer.made.considered), answer.made.expected
         if is_new or self._answer is None:
-            self._expected = self._promised = answer.expected  # of some tiles nothing is
+            self._expected = self._promised = expected  # of some tiles nothing is
             self._work, self._watch = 1.0, None
         self._answer, self._proposed = answer, None
         asynchronous = answer.assignment.asynchrony is not None
@@ -191,11 +191,9 @@ class ReplanWatcher:
             else:
                 self._watch = DriftWatch(self._expected, self._settings)
         self._round_at = monotonic()
-        in_haste = (
-            self._was_asked_for is ReconfigureReason.FAILURE and is_new and bool(answer.expected)
-        )
+        in_haste = self._was_asked_for is ReconfigureReason.FAILURE and is_new and bool(expected)
         devices = frozenset(answer.assignment.devices)
-        asked = devices, monotonic(), answer.considered
+        asked = devices, monotonic(), answer.made.considered
         self._do(self._core.began(*asked, in_haste=in_haste))
 
     def busy(self, spans: Mapping[Seat, CpuSpan], *, copying: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.errors import PeerError
+from p2ptrain.holder.planning.reconfiguration import ReconfigureReply
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.rounds.generation import (
     HolderGeneration,
@@ -24,7 +25,6 @@ from p2ptrain.holder.rounds.generation import (
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import Hangs, hanging
-from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.process.memory_budget import is_out_of_memory, smaller_budget
 from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.retry_policy import Complaints
@@ -270,10 +270,9 @@ class GenerationRunner:
             self._lose_touch(generation, error)
             return
         short = error.short
-        planned = self._answer.plan["predicted"].get(
-            "host_peak_bytes" if short.in_host else "peak_bytes", {}
-        )
-        asked = planned.get(error.name, short.of(short.has))
+        predicted = self._answer.plan.predicted
+        planned = predicted.host_peak_bytes if short.in_host else predicted.peak_bytes
+        asked = (planned or {}).get(error.name, short.of(short.has))
         step, has_begun = self._reports.reported.step, self._reports.steps_made
         when = f"after step {step}" if has_begun else "in the first round"
         self._reports.warn(f"{error} {when}: planning with what it has")

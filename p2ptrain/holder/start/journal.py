@@ -31,9 +31,8 @@ from p2ptrain.holder.input.batch_layout import SampleSizes
 from p2ptrain.job.update_numbers import Measured
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
-from p2ptrain.messages.assign import placement_of
+from p2ptrain.messages.assign import PlanInForce, placement_of
 from p2ptrain.messages.assignment import FIRST, Assignment
-from p2ptrain.messages.reconfigure import PlanInForce
 from p2ptrain.net.forms import By, Count, Id, Local, Positive, Rare, write_form
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
@@ -138,10 +137,12 @@ class JournalEntry:
 
     @property
     def in_force(self) -> PlanInForce | None:
-        """The plan that it runs by; None before the first."""
+        """The plan that it runs by; None before the first. Raises OptionError: it is none."""
         if self.assignment is None or self.plan is None:
             return None
-        return PlanInForce(self.assignment, self.plan)
+        size = self.assignment.batch_size
+        plan = Plan.from_json(self.plan, "the plan in force", batch_size=size)
+        return PlanInForce(self.assignment, plan)
 
     def got_somewhere(self, weights: str) -> bool:
         """Whether anything would be lost by starting again from the weights of that digest.
@@ -205,7 +206,7 @@ class Journal:
             next_generation=noted.next_generation,
             lineage=noted.lineage,
             assignment=None if in_force is None else in_force.assignment,
-            plan=None if in_force is None else in_force.plan,
+            plan=None if in_force is None else in_force.plan.to_json(),
             stable=noted.stable,
             took_part=noted.took_part,
         )
@@ -366,9 +367,7 @@ def find_journal(folder: StateFolder, warn: Callable[[str], None]) -> JournalEnt
             return None
         if (entry.assignment is None) is not (entry.plan is None):
             raise ProtocolError("a plan in force is an assignment and a plan")
-        if entry.assignment is not None:
-            batch_size = entry.assignment.batch_size
-            Plan.from_json(entry.plan, "the plan in force", batch_size=batch_size)
+        _ = entry.in_force
         return replace(entry, reported=read_reported(folder.read(REPORTED_FILE)))
     except (UserError, ProtocolError) as error:
         why = error.why if isinstance(error, BrokenFile) else str(error)

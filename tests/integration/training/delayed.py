@@ -10,12 +10,12 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from p2ptrain.events import Step
+from p2ptrain.holder.planning.reconfiguration import ReconfigureReply
 from p2ptrain.holder.rounds.generation_runner import GenerationRunner
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.assignment import Assignment
-from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.plan.types.weight_versions import Weights
 from tests.integration.training.household import Devices

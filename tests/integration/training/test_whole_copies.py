@@ -12,10 +12,10 @@ import torch
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Event, Failure, Plan, Recovered, Step
 from p2ptrain.holder import trainer
+from p2ptrain.holder.planning.reconfiguration import ReconfigureReply
 from p2ptrain.holder.reports import plan_event
 from p2ptrain.holder.snapshots.full_snapshots import FullSnapshots
 from p2ptrain.job.train_options import TrainOptions
-from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.recovery.version import Version
 from tests.integration.training.household import OFTEN_COPIED, devices, hold_rounds

@@ -33,7 +33,7 @@ def test_a_plan_is_held_against_what_it_promised_for_the_work_that_there_is() ->
     plan = plan_cluster(PIPELINE, home)
     first, behind = (stage.units for stage in plan.stages)
     fewer = as_corrected(home, (1.0,) * first[1] + (0.5,) * (behind[1] - behind[0]))
-    request = replace(fixed_request(PIPELINE, plan.to_json()), planner="auto")
+    request = replace(fixed_request(PIPELINE, plan), planner="auto")
 
     by_time_alone = present_plan(request, fewer, plan)
     assert 0.85 < by_time_alone.slower <= 1.0
@@ -53,7 +53,7 @@ def test_where_everything_takes_longer_or_less_links_weigh_otherwise(
     home = household(1.0, 1.0)
     plan = plan_cluster(PIPELINE, home)
     changed = as_corrected(home, (work,) * plan.stages[-1].units[1])
-    request = replace(fixed_request(PIPELINE, plan.to_json()), planner="auto")
+    request = replace(fixed_request(PIPELINE, plan), planner="auto")
     now = present_plan(request, changed, plan, work)
     assert now.slower == pytest.approx(1.0, abs=0.03)
     assert wants_search(request, now, has_new=False) is wanted

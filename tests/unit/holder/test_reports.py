@@ -8,17 +8,20 @@ from collections.abc import Callable
 import pytest
 
 from p2ptrain.events import Event, Failure, Recovered, Step, Warning
+from p2ptrain.holder.planning.plan_step import PlannedAttempt
+from p2ptrain.holder.planning.reconfiguration import ReconfigureReply
 from p2ptrain.holder.reports import JobReports
-from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold, memory_id
-from tests.unit.holder.start.test_journal import PLAN
-from tests.unit.messages.test_assignment import assignment, shared
+from tests.unit.holder.start.test_journal import IN_FORCE
 
 ANSWER = ReconfigureReply(
-    assignment(shared(3, 1)), PLAN, VersionChoice(Version(0, 0), (("a",),) * 3, 0, ""), (), {}, 0.0
+    IN_FORCE.assignment,
+    IN_FORCE.plan,
+    VersionChoice(Version(0, 0), (("a",),) * 3, 0, ""),
+    PlannedAttempt(IN_FORCE.plan),
 )
 
 

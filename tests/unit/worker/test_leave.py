@@ -12,11 +12,12 @@ import pytest
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.holder.planning import replan_watcher
 from p2ptrain.holder.planning.evaluate_replan import ReplanRequest
+from p2ptrain.holder.planning.plan_step import PlannedAttempt
 from p2ptrain.holder.planning.planner_client import Planner
+from p2ptrain.holder.planning.reconfiguration import ReconfigureReply
 from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import LEAVING
-from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.cores import holder_events
@@ -25,7 +26,7 @@ from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.version import Version
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.coordinator.test_memory_model import request
-from tests.unit.holder.start.test_journal import PLAN
+from tests.unit.holder.start.test_journal import IN_FORCE
 from tests.unit.messages.test_assignment import assignment, shared
 
 
@@ -52,7 +53,8 @@ async def _training_with_b(
     elasticity.start()
     place = replace(shared(3, 1), devices=(mesh["a"].self_id, device))
     choice = VersionChoice(Version(0, 0), ((device,),) * 3, 0, "")
-    elasticity.began(ReconfigureReply(assignment(place), PLAN, choice, (), {}, 0.0))
+    plan = IN_FORCE.plan
+    elasticity.began(ReconfigureReply(assignment(place), plan, choice, PlannedAttempt(plan)))
     return elasticity
 
 

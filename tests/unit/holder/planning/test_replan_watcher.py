@@ -12,18 +12,21 @@ from typing import Any, cast
 import pytest
 
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
+from p2ptrain.coordinator.measured_cluster import MeasuredDevice
 from p2ptrain.events import Event
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.planning import replan_watcher
+from p2ptrain.holder.planning.plan_step import PlannedAttempt
 from p2ptrain.holder.planning.planner_client import Planner
+from p2ptrain.holder.planning.reconfiguration import ReconfigureReply
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.rounds.generation_runner import GenerationWork
 from p2ptrain.holder.start.journal import Journal
 from p2ptrain.messages.job_requests import JobQuestion
 from p2ptrain.messages.kinds import LEAVING
-from p2ptrain.messages.reconfigure import ReconfigureReply
 from p2ptrain.net.message import Message
+from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.cores.holder_events import ChangeWanted
@@ -34,7 +37,7 @@ from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds
 from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.support.memory_mesh import MemoryMesh
 from tests.unit.coordinator.test_memory_model import request
-from tests.unit.holder.start.test_journal import PLAN
+from tests.unit.holder.start.test_journal import IN_FORCE
 from tests.unit.holder.test_job_record import ENTRY
 from tests.unit.messages.test_assignment import assignment, shared
 
@@ -76,11 +79,14 @@ def _answer(b: str, *, new: bool, expects: bool = True) -> ReconfigureReply:
     """Of one stage on both."""
     here = memory_id("a")
     place = replace(shared(3, 1), devices=(here, b))
-    return ReconfigureReply(
-        *(assignment(place), PLAN, VersionChoice(Version(0, 0), ((b,),) * 3, 0, ""), (), {}, 0.0),
+    names = {here: "a", b: "b"} if new else {}
+    made = PlannedAttempt(
+        IN_FORCE.plan,
+        {d: MeasuredDevice(d, name, {}, MemoryBudgets(1)) for d, name in names.items()},
         expected={(0, here): DUE, (0, b): DUE} if expects else {},
-        considered=frozenset({here, b}) if new else frozenset(),
     )
+    choice = VersionChoice(Version(0, 0), ((b,),) * 3, 0, "")
+    return ReconfigureReply(assignment(place), IN_FORCE.plan, choice, made)
 
 
 def _round(driver: JobDriver, clock: Clock, b: str, slower: float) -> None:

@@ -25,7 +25,8 @@ from p2ptrain.holder.start.journal import (
     find_journal,
 )
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.messages.reconfigure import PlanInForce
+from p2ptrain.messages.assign import PlanInForce
+from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
 from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.version import Lineage, Version
@@ -50,7 +51,7 @@ PLAN = {
     "predicted": {"round_seconds": 1.0, "samples_per_s": 8.0, "peak_bytes": {"a": 9, "b": 5}},
     "left_out": [],
 }
-IN_FORCE = PlanInForce(PLACED, PLAN)
+IN_FORCE = PlanInForce(PLACED, Plan.from_json(PLAN, batch_size=PLACED.batch_size))
 FIRST = Lineage().begun(1, Version(0, 0))
 
 
