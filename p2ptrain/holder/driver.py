@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from time import monotonic
 from typing import Any
@@ -22,15 +22,16 @@ from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.plan_question import PlanQuestion
 from p2ptrain.errors import Error, InternalError, PeerError, PlanError, TrainingError
-from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.planning.plan_step import ReconfigureRequest
 from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.holder.planning.reconfiguration import Reconfiguration, ReconfigureReply
 from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.rounds.generation_runner import GenerationRunner, GenerationWork
+from p2ptrain.holder.snapshots.full_snapshots import whole_copies
 from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.holder.start import job_registry
+from p2ptrain.holder.start.journal import Journal
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import (
@@ -42,7 +43,7 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
     MeshMember,
 )
-from p2ptrain.messages.assign import placement_of
+from p2ptrain.messages.assign import PlanInForce, placement_of
 from p2ptrain.messages.calls import Hangs
 from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, send_passed_over
 from p2ptrain.plan.types.plan import Plan
@@ -75,7 +76,8 @@ class JobDriver:
         planning: what is planned for first.
         unit_names: of the model's units, for messages.
         work: what the job does in a generation.
-        memory: what it has behind it.
+        journal: what it has behind it.
+        held: the versions that this device has all of.
         steps: updates in all; None = it is not known.
         recovery: how it is planned after a device is gone.
         profiler: what is known of the household's links.
@@ -84,6 +86,7 @@ class JobDriver:
         leaves_out: updates may be left out, or skipped.
         given: the user's plan, to begin with.
         faulty: devices that get no work any more.
+        writes_checkpoints: as long as it takes to come there, the beginning is gone back to.
     """
 
     def __init__(
@@ -92,7 +95,8 @@ class JobDriver:
         planning: JobPlanRequest,
         unit_names: Sequence[str],
         work: GenerationWork,
-        memory: JobRecord,
+        journal: Journal,
+        held: Callable[[], Collection[Version]],
         reports: JobReports,
         steps: int | None,
         recovery: ReplanMethod = ReplanMethod.LIGHT,
@@ -103,19 +107,20 @@ class JobDriver:
         leaves_out: bool = False,
         given: Plan | None = None,
         faulty: frozenset[str] = frozenset(),
+        writes_checkpoints: bool = False,
     ) -> None:
         self._mesh = mesh
         self._planning = planning
         self._work = work
         self._recovery = recovery
         self._given = given  # until it is in force
-        self._memory = memory
+        self._journal, self._held, self._writes = journal, held, writes_checkpoints
         self._settings = settings
         self._core = HolderCore(
             mesh.self_id,
             len(unit_names),
-            memory.reported.step,
-            journal=memory.noted,
+            reports.reported.step,
+            journal=journal.noted,
             clips=planning.clip or leaves_out,
             asynchronous=self._settled().asynchrony is not None,
             settings=settings,
@@ -159,8 +164,11 @@ class JobDriver:
         self._profiler = profiler
         profiler.hangs = self._is_hanging
 
-    async def run(self) -> None:
+    async def run(self, since: float) -> None:
         """Train to the end, whatever happens to the devices.
+
+        Args:
+            since: when this process began, by `time.monotonic`.
 
         Raises:
             PlanError: nothing fits.
@@ -170,9 +178,8 @@ class JobDriver:
         self.replan_watcher.start()
         unsubscribe = self._signs.watch()
         self._tasks.spawn(self._tick(), "watch the time")
-        self._tasks.spawn(self._memory.journal.keep_synced(), "sync the journal")
-        since = self._memory.since
-        if self._memory.in_force is not None:
+        self._tasks.spawn(self._journal.keep_synced(), "sync the journal")
+        if self._journal.in_force is not None:
             self.reports.trouble(since)
         try:
             for error in self._profiler.hanging:
@@ -247,9 +254,15 @@ class JobDriver:
                 self._do(self._core.tick(monotonic()))
 
     def _copies(self) -> tuple[FullSnapshot, ...]:
-        made = self.reports.steps_made
-        round_seconds = self.reports.seconds / made if made else None
-        return self._memory.copies(self._mesh.self_id, round_seconds)
+        made, in_force = self.reports.steps_made, self._journal.in_force
+        round_seconds = None if in_force is None else in_force.plan.predicted.round_seconds
+        if made:
+            round_seconds = self.reports.seconds / made
+        # A user who writes checkpoints wants to resume from them, however long it takes; and to
+        # the beginning rather than to nothing, where none can be read.
+        seconds = None if self._writes else round_seconds
+        first = Version(self._planning.first_step, 0)
+        return whole_copies(self._mesh.self_id, self._held(), first, seconds, self._settings)
 
     # -- the rules -------------------------------------------------------------------------------
 
@@ -270,7 +283,7 @@ class JobDriver:
             while self._todo and writing is None:
                 instruction = self._todo.popleft()
                 if isinstance(instruction, holder_instructions.WriteJournal):
-                    writing = self._memory.write_down(instruction, self._answer)
+                    writing = self._journal.write_down(instruction, self._newest())
                 else:
                     self._carry_out(instruction)
         except Exception as error:  # ends the job, wherever the event came from
@@ -279,6 +292,10 @@ class JobDriver:
             self._carrying_out = False
         else:
             self._tasks.spawn(self._after(writing), "write the journal")
+
+    def _newest(self) -> PlanInForce | None:
+        answer = self._answer
+        return None if answer is None else PlanInForce(answer.assignment, answer.plan)
 
     async def _after(self, writing: Coroutine[Any, Any, None]) -> None:
         await writing
@@ -290,7 +307,7 @@ class JobDriver:
             case holder_instructions.StopRounds():
                 self._freeze()
             case holder_instructions.DrainRounds():
-                self._memory.pause()
+                self.copies.drain()
                 self._runs.drain()
             case holder_instructions.PrepareGeneration(ask):
                 if self._asking is not None:
@@ -322,7 +339,6 @@ class JobDriver:
 
     def _freeze(self) -> None:
         self.reports.trouble()
-        self._memory.pause()
         self.copies.end_generation()
         self._runs.freeze()
 
@@ -332,7 +348,7 @@ class JobDriver:
         request = ReconfigureRequest(
             self._settled(),
             ask,
-            self._memory.in_force,
+            self._journal.in_force,
             self._recovery,
             self.replan_watcher.corrections,
             proposed,
@@ -408,7 +424,7 @@ class JobDriver:
 
     def _settled(self) -> JobPlanRequest:
         """The plan in force has decided on the mode, where that was open."""
-        in_force = self._memory.in_force
+        in_force = self._journal.in_force
         if in_force is None:
             return self._planning
         asynchronous = in_force.assignment.asynchrony is not None
@@ -423,7 +439,6 @@ class JobDriver:
         self.reports.goes_on_from(version.step)
         self._core.asynchronous = answer.assignment.asynchrony is not None
         self._work.announce(answer, reason)
-        self._memory.begin()
         self._runs.begin(answer, alive)
         self.copies.begin(answer.assignment, answer.made.protected.cost, self._core.history.stable)
         self.reports.begin(answer, after_trouble=reason is ReconfigureReason.FAILURE)
@@ -432,7 +447,6 @@ class JobDriver:
             self._runs.train()
 
     def _on_stable(self, version: Version) -> None:
-        self._memory.stable(version)
         self._post(holder_events.SnapshotStable(version, self.copies.read))
 
     # -- the end ---------------------------------------------------------------------------------

@@ -37,7 +37,6 @@ from p2ptrain.holder.fact_gatherer import FactGatherer
 from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
-from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.planning.reconfiguration import ReconfigureReply, plan_only
 from p2ptrain.holder.reports import JobReports, plan_event, rate
 from p2ptrain.holder.round_watch import WATCHED, RoundWatch
@@ -443,17 +442,10 @@ class JobTrainer:
     # -- while -----------------------------------------------------------------------------------
 
     async def _train(self, started: StartedJob) -> None:
-        prepared, entry, states = started.prepared, started.entry, self._device.states
+        prepared, states = started.prepared, self._device.states
         self._frozen = await run_in_background(prepared.frozen)
-        record = JobRecord(
-            *(entry, self._journal),
-            held=partial(states.held, self._id),
-            writes=self._options.checkpoint is not None,
-            since=self._since,
-            settings=self._settings,
-        )
+        journal = self._journal
         self._weights = TrainedWeights(prepared, states, self._reports, self._elsewhere)
-        whole = record.whole = self._whole_copies()
         driver = self._running = JobDriver(
             self._mesh,
             self._prepared.plan_request(self._id, self._options),
@@ -465,7 +457,8 @@ class JobTrainer:
                 self._announce,
                 self._checked,
             ),
-            record,
+            journal,
+            partial(states.held, self._id),
             self._reports,
             prepared.steps,
             self._options.recovery,
@@ -475,7 +468,9 @@ class JobTrainer:
             leaves_out=self._job.skip_nonfinite or prepared.loss_scale is not None,
             given=self._given,
             faulty=frozenset() if self._running is None else self._running.faulty,
+            writes_checkpoints=self._options.checkpoint is not None,
         )
+        driver.copies.whole = self._whole_copies()
         if self._options.checkpoint is not None:
             checkpointer = self._checkpointer = Checkpointer(
                 self._options.checkpoint,
@@ -487,11 +482,9 @@ class JobTrainer:
             written = CheckpointSnapshots(states, self._id, prepared, self._warn)
             checkpointer.on_written = written.take
             driver.copies.readers.append(partial(self._checkpointed, checkpointer))
-        if whole is not None:
-            driver.copies.readers.append(lambda: whole.reading)
 
         def needed() -> list[int]:
-            stable = None if record.noted is None else record.noted.stable
+            stable = None if journal.noted is None else journal.noted.stable
             return [*([] if stable is None else [stable.step]), self._reports.reported.step]
 
         keeping = loader_memory.keep(self._folder, self._id, prepared.batches, needed)
@@ -503,8 +496,6 @@ class JobTrainer:
             noting.cancel()
             metering.cancel()
             await asyncio.gather(noting, metering, return_exceptions=True)
-            if whole is not None:
-                await whole.close()
             if self._checkpointer is not None:
                 await self._checkpointer.close()
 
@@ -617,7 +608,7 @@ class JobTrainer:
 
     async def _until_interrupted(self, driver: JobDriver) -> None:
         """Run them; where that is cancelled, the weights of the last step are written first."""
-        running = asyncio.create_task(driver.run(), name="driver")
+        running = asyncio.create_task(driver.run(self._since), name="driver")
         try:
             await asyncio.shield(running)
         except asyncio.CancelledError:

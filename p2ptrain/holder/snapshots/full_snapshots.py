@@ -12,7 +12,7 @@ stage by stage, only if the devices that died had what no other device has.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from functools import partial
 
 from p2ptrain.aio.tasks import TaskOwner, run_in_background
@@ -22,6 +22,9 @@ from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.logs import get_logger
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
+from p2ptrain.recovery.choose_version import FullSnapshot
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
+from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checkpoint_files import KEPT, WrittenCheckpoint, load_written
 from p2ptrain.state.snapshot_store import Named, StoredTensors, as_laid_out, tensors_of_units
@@ -34,6 +37,30 @@ MAX_AT_ONCE = 2
 
 MEMORY_SHARE = 0.5
 """Of what is free when one is made, while the one before is still held."""
+
+
+def whole_copies(
+    device: str,
+    held: Collection[Version],
+    first: Version,
+    round_seconds: float | None,
+    settings: RecoverySettings = HOME,
+) -> tuple[FullSnapshot, ...]:
+    """Whole copies on this device that training could go on from.
+
+    Args:
+        device: own id.
+        held: the versions that this device has all of.
+        first: what the job began with: as soon as copies should be there it is one no more.
+        round_seconds: None = it always is one.
+    """
+    found = [FullSnapshot(v, device, StateKind.GLOBAL) for v in held if v != first]
+    if first in held:
+        most = None
+        if round_seconds:
+            most = max(1, int(settings.first_weights_replay_seconds / round_seconds))
+        found.append(FullSnapshot(first, device, StateKind.INITIAL, most))
+    return tuple(found)
 
 
 class FullSnapshots:

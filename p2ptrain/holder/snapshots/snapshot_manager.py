@@ -17,6 +17,7 @@ from time import monotonic
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.errors import PeerError
+from p2ptrain.holder.snapshots.full_snapshots import FullSnapshots
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.assign import placement_of
@@ -51,6 +52,7 @@ class SnapshotManager:
     Attributes:
         stable: what one goes back to, None while there is nothing but the first weights.
         readers: each says which version it still reads, if any; that one stays.
+        whole: copies of all stages in this process's memory; None where none are made.
         have_travelled: whether copies were on their way in the round that has ended last.
     """
 
@@ -78,6 +80,7 @@ class SnapshotManager:
         self._settings = settings
         self.stable: Version | None = None
         self.readers: list[Callable[[], Version | None]] = []
+        self.whole: FullSnapshots | None = None
         self.have_travelled = False
         self._mesh = mesh
         self._job = job
@@ -97,7 +100,9 @@ class SnapshotManager:
     @property
     def read(self) -> tuple[Version, ...]:
         """Versions that a device still reads."""
-        found = (reader() for reader in self.readers)
+        found = [reader() for reader in self.readers]
+        if self.whole is not None:
+            found.append(self.whole.reading)
         return tuple(version for version in found if version is not None)
 
     def begin(
@@ -110,6 +115,8 @@ class SnapshotManager:
             stable: what one goes back to now.
         """
         placed, now = placement_of(assignment), monotonic()
+        if self.whole is not None:
+            self.whole.begin()
         self.stable, self._generation = stable, placed.generation
         self._cost = cost or self._cost or NO_COST
         self._counted, self._early = placed.version.step, []
@@ -122,8 +129,14 @@ class SnapshotManager:
             if placed.keeps:
                 self._cadence.ordered(placed.version.step, now)
 
+    def drain(self) -> None:
+        """The generation ends soon: what is held here may be resumed from, and stays."""
+        if self.whole is not None:
+            self.whole.pause()
+
     def end_generation(self) -> None:
         """What was on its way will not be waited for."""
+        self.drain()
         self._early = []
         self._keeping.end()
         self._cadence = None
@@ -172,8 +185,10 @@ class SnapshotManager:
         )
 
     async def close(self) -> None:
-        """Receive and send nothing any more."""
+        """Receive, send and read nothing any more."""
         self._mesh.unroute(SNAPSHOT_KEPT)
+        if self.whole is not None:
+            await self.whole.close()
         await self._tasks.cancel()
 
     # -- what devices say ------------------------------------------------------------------------
@@ -200,6 +215,8 @@ class SnapshotManager:
                     self._end_one(whole=True)
                     self.stable = version
                     log.info("version_stable", step=version.step, computed=version.computed)
+                    if self.whole is not None:
+                        self.whole.stable(version)
                     self._on_stable(version)
                 case TryBackupPeer():
                     self._tasks.spawn(self._try_backup_peer(result), "another backup peer")

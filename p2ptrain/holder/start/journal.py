@@ -19,7 +19,7 @@ import shutil
 import struct
 import threading
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
@@ -170,6 +170,10 @@ class Journal:
         warn: warns the user that nothing can be written, once, and once it can be again.
         sync_seconds: between two syncs.
         retry_seconds: between two tries to write again, where that failed.
+
+    Attributes:
+        noted: what it says; None = a new job.
+        in_force: the plan that the job runs by, or an earlier process left; None before the first.
     """
 
     def __init__(
@@ -181,6 +185,10 @@ class Journal:
         sync_seconds: float = SYNC_SECONDS,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
+        # numbers that were reserved for a first plan which never came are used up too
+        is_new = entry.plan is None and entry.next_generation == FIRST_GENERATION
+        self.noted = None if is_new else entry.noted
+        self.in_force = entry.in_force
         self._folder = folder
         self._entry = entry
         self._warn = warn
@@ -191,10 +199,23 @@ class Journal:
         self._late: JournalEntry | None = None  # to be written with the next sync
         self._writing = threading.Lock()
 
-    @property
-    def writes(self) -> bool:
-        """Whether there is a journal at all, though it may not be possible to write it now."""
-        return self._folder is not None
+    def write_down(
+        self, noted: Noted, newest: PlanInForce | None
+    ) -> Coroutine[Any, Any, None] | None:
+        """Put down what the rules say; returns what must have ended before it is announced.
+
+        Args:
+            newest: the plan made ready last, which may be what they accept.
+        """
+        old, self.noted = self.noted, noted
+        if old is not None and replace(old, stable=noted.stable) == noted:
+            if noted.stable is not None:
+                self.stable(noted.stable)
+            return None
+        generation = 0 if noted.placed is None else noted.placed.generation
+        if newest is not None and newest.assignment.key.generation == generation:
+            self.in_force = newest
+        return None if self._folder is None else self.begun(noted, self.in_force)
 
     async def begun(self, noted: Noted, in_force: PlanInForce | None) -> None:
         """Write down what the rules say, in a thread; nothing of it is announced before.

@@ -15,7 +15,6 @@ from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice
 from p2ptrain.events import Event
 from p2ptrain.holder.driver import JobDriver
-from p2ptrain.holder.job_record import JobRecord
 from p2ptrain.holder.planning import replan_watcher
 from p2ptrain.holder.planning.plan_step import PlannedAttempt
 from p2ptrain.holder.planning.planner_client import Planner
@@ -37,8 +36,7 @@ from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds
 from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.support.memory_mesh import MemoryMesh
 from tests.unit.coordinator.test_memory_model import request
-from tests.unit.holder.start.test_journal import IN_FORCE
-from tests.unit.holder.test_job_record import ENTRY
+from tests.unit.holder.start.test_journal import IN_FORCE, NEW
 from tests.unit.messages.test_assignment import assignment, shared
 
 ROUND_SECONDS = 1.0
@@ -63,12 +61,10 @@ async def _driver() -> AsyncIterator[tuple[JobDriver, MemoryMesh]]:
     """A job on a, the holder, and b."""
     async with MemoryHousehold(["a", "b"]) as mesh:
         events: list[Event] = []
-        memory = JobRecord(
-            ENTRY, Journal(None, ENTRY, pytest.fail), held=lambda: (), writes=False, since=0.0
-        )
+        journal = Journal(None, NEW, pytest.fail)
         work = GenerationWork(pytest.fail, _nothing, pytest.fail, pytest.fail, pytest.fail)
-        reports = JobReports(mesh["a"], memory.reported, events.append, memory.journal.committed)
-        asked = request(8), ["u0", "u1", "u2"], work, memory, reports
+        reports = JobReports(mesh["a"], NEW.reported, events.append, journal.committed)
+        asked = request(8), ["u0", "u1", "u2"], work, journal, tuple, reports
         driver = JobDriver(mesh["a"], *asked, 1000, profiler=ClusterProfiler(mesh["a"]))
         yield driver, mesh["b"]
         await driver.replan_watcher.close()

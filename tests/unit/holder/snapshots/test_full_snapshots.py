@@ -12,11 +12,33 @@ from torch import Tensor
 
 from p2ptrain.errors import PeerError
 from p2ptrain.holder.snapshots import full_snapshots
-from p2ptrain.holder.snapshots.full_snapshots import FullSnapshots
+from p2ptrain.holder.snapshots.full_snapshots import FullSnapshots, whole_copies
 from p2ptrain.job.asynchrony import FtpipehdOptions
 from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.recovery.recovery_settings import HOME
+from p2ptrain.recovery.snapshot_schedule import SnapshotCost, SnapshotSchedule
+from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.transfer_server import TransferServer
+
+FIRST = Version(0, 0)
+
+
+@pytest.mark.parametrize("round_seconds", [0.6, 7.0, 50.0])
+def test_the_first_weights_count_until_the_first_copies_should_be_there(
+    round_seconds: float,
+) -> None:
+    """However dear copies are: ordered after the cadence's limit, and as long on their way."""
+    (first,) = whole_copies("a", {FIRST}, FIRST, round_seconds)
+    assert first.kind is StateKind.INITIAL
+    assert first.most_replayed is not None
+    cadence = SnapshotSchedule(SnapshotCost(1e6, (), round_seconds), 0, 0.0)
+    on_its_way = HOME.replay_limit_seconds / round_seconds
+    assert first.most_replayed >= cadence.interval_rounds + on_its_way
+
+
+def test_first_weights_that_are_not_here_any_more_do_not_count() -> None:
+    assert whole_copies("a", (), FIRST, 0.6) == ()
 
 
 class Offered:

@@ -71,6 +71,13 @@ def begun(folder: StateFolder, warnings: list[str] | None = None) -> Journal:
     return book
 
 
+def test_generation_numbers_that_were_reserved_are_used_up_before_there_is_a_plan() -> None:
+    assert Journal(None, NEW, pytest.fail).noted is None
+    noted = Journal(None, replace(NEW, next_generation=65), pytest.fail).noted
+    assert noted is not None
+    assert noted.next_generation == 65
+
+
 def found_in(folder: StateFolder, warnings: list[str] | None = None) -> JournalEntry | None:
     return find_journal(folder, ([] if warnings is None else warnings).append)
 
