@@ -17,6 +17,12 @@ def test_training_survives_faults_and_is_never_silently_wrong(first: int) -> Non
         assert result.ended is not None or result.resumed_seconds <= 30.0
 
 
+@pytest.mark.parametrize("seed", [20162, 3308])
+def test_training_goes_on_where_news_of_the_holders_end_or_of_others_comes_late(seed: int) -> None:
+    """A restarted holder that was alone in its plan; one that begins before its end is known."""
+    assert run_seed(seed, fault_seconds=60.0).ended is None
+
+
 FOUND = {
     "AppliesInAnyGeneration": 22,
     "ReadsAnyVersion": 3,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -180,8 +181,12 @@ class JobStart:
         if self._options.local:
             return
         if found is not None:
-            left = self._since + START_SECONDS - monotonic()
-            await job_registry.wait_for_devices(self._mesh, self._others(found), max(left, 0.0))
+            others, until = self._others(found), self._since + START_SECONDS
+            await job_registry.wait_for_devices(self._mesh, others, max(until - monotonic(), 0.0))
+            if not others:  # a device may have fetched all of it for a plan that never began
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(max(until - monotonic(), 0.0)):
+                        await wait_until_stable(self._mesh)
             return
         with timed(log, "members_gathered"):
             await wait_for_members(

@@ -262,9 +262,9 @@ class HolderCore:
         due = self._now >= self._due
         match self.phase:
             case HolderPhase.STARTING:
-                placed, has_started = self.history.placed, self._due < _NEVER
-                are_here = placed is not None and self.alive.issuperset(placed.devices)
-                if due or (has_started and are_here):
+                others = set(self.history.parts) - {self._holder}
+                are_here = bool(others) and self._there.alive >= others
+                if due or (self._due < _NEVER and are_here):
                     self._ask()
             case HolderPhase.SETTLING:
                 self._due = max(self._settling.due, self._now)

@@ -271,11 +271,14 @@ class WorkerCore:
             if self.phase is WorkerPhase.READY:
                 self._begin(self.prepared)
         elif self._abandoned is not None and self._abandoned.gives_part(self._device, generation):
-            # the holder believes that it still stands: all of it would wait for this device
-            for back in (False, True):
-                self._port.report_link(peer, generation, peer, back=back)
+            self._say_stopped(peer, generation)
         else:
             self._leave_generation(generation)
+
+    def _say_stopped(self, holder: str, generation: int) -> None:
+        """It may believe that this device works on it: all of it would wait for this device."""
+        for back in (False, True):
+            self._port.report_link(holder, generation, holder, back=back)
 
     def _begin(self, placed: Placement) -> None:
         self.running, self.prepared = placed, None
@@ -428,9 +431,11 @@ class WorkerCore:
             self._forget()
         elif orphaned:
             pass  # another process of that device came and went: the job's own is still missing
-        elif self.phase is WorkerPhase.RUNNING:
+        elif self.phase is WorkerPhase.RUNNING and self.running is not None:
             self._orphan = True
             self._stop()
+            # its next process may have begun this generation before the news of the last one came
+            self._say_stopped(self.running.holder, self.running.generation)
         elif self.phase is WorkerPhase.STOPPING:
             self._orphan = True
         elif self._holder is not None:

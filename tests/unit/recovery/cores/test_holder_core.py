@@ -7,7 +7,7 @@ from dataclasses import replace
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.choose_version import StateLost, VersionChoice
 from p2ptrain.recovery.cores import holder_events, holder_instructions
-from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
+from p2ptrain.recovery.cores.holder_core import START_SECONDS, HolderCore, HolderPhase
 from p2ptrain.recovery.cores.liveness import MAX_FRUITLESS
 from p2ptrain.recovery.cores.retry_policy import EARLY_STEPS, MAX_SPOILED, RETRY_SECONDS
 from p2ptrain.recovery.generation_request import (
@@ -391,6 +391,16 @@ def test_it_starts_as_soon_as_all_are_back() -> None:
     core = HolderCore("h", 4, 5, journal=journal)
     core.start(10.0)
     _ask_of(_feed(core, holder_events.MemberAppeared("a"), now=10.1))
+
+
+def test_a_holder_that_was_alone_in_its_plan_waits_for_others_all_the_same() -> None:
+    """One of them may have fetched all of it for a plan that never began."""
+    alone = replace(_placed(7), stages=(PlacedStage(0, 4, ("h",)),))
+    journal = holder_instructions.WriteJournal(90, Lineage().begun(7, _FIRST), alone, None)
+    core = HolderCore("h", 4, 5, journal=journal)
+    assert core.start(10.0) == []
+    assert _feed(core, holder_events.MemberAppeared("a"), now=10.1) == []
+    assert _ask_of(core.tick(10.0 + START_SECONDS)).ask.alive == {"h", "a"}
 
 
 def test_it_asks_once_where_all_are_here_before_it_starts() -> None:

@@ -243,7 +243,9 @@ def test_only_older_copies_go_when_the_holder_names_what_stays() -> None:
 def test_a_device_parks_with_everything_while_the_holder_is_gone() -> None:
     core, held = _running(), _live(1, ready=True)
     core.holder_is(HolderState.GONE)
-    assert core.taken() == [("stop_stages",)]
+    # where it was news of an earlier process, the next one hears that this device has stopped
+    said = [("report_link", "h", 3, "h", back) for back in (False, True)]
+    assert core.taken() == [("stop_stages",), *said]
     core.trains((held,))
     core.stopped()
     assert core.taken() == [("report_orphaned", "h")]
