@@ -96,6 +96,7 @@ from p2ptrain.profiling.boxed_measure import ProfileResult
 from p2ptrain.profiling.measure_units import UnitMeasurements
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.rebuild_plan import Rebuild
+from p2ptrain.recovery.standstill import ProgressCounters
 from p2ptrain.recovery.state_report import (
     ReplayWindow,
     StageCopy,
@@ -104,7 +105,6 @@ from p2ptrain.recovery.state_report import (
     StateReport,
 )
 from p2ptrain.recovery.version import Era, Lineage, Version
-from p2ptrain.recovery.watch.stall_detector import ProgressCounters
 from p2ptrain.state import checkpoint_files
 from p2ptrain.state.checksums import read_digest
 

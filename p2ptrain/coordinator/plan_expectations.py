@@ -1,6 +1,6 @@
 """What a plan expects of its devices in each round, and profiles as training has corrected them.
 
-Pure. `recovery.watch.drift_watch` compares this with what devices really take; what that shows goes
+Pure. `recovery.drift_watch` compares this with what devices really take; what that shows goes
 into the times of the next plan.
 """
 
@@ -34,7 +34,7 @@ from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds, ProfileCorrections
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds, ProfileCorrections
 from p2ptrain.tiling.planning.tiled_pipeline import sum_seconds, tile_parts
 from p2ptrain.tiling.planning.tiled_plan import costs_of, row_of, simulate_plan
 from p2ptrain.tiling.planning.tiling_simulation import simulate_tiles

@@ -36,7 +36,7 @@ from p2ptrain.plan.types.job_facts import (
 from p2ptrain.process.child_process import SearchPriority
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds
 
 ROUNDS_WATCHED = 3
 

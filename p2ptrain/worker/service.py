@@ -71,8 +71,7 @@ from p2ptrain.process.energy import EnergyMeter, nvidia_counter
 from p2ptrain.profiling.fitness import Judge, fit_for_all
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.cores.worker_port import HolderState
-from p2ptrain.recovery.watch.stall_detector import ProgressCounters
-from p2ptrain.recovery.watch.unsent import Standing
+from p2ptrain.recovery.standstill import ProgressCounters, Standing
 from p2ptrain.recovery.work_signs import WorkSign
 from p2ptrain.runtime.device import KnownModel, LocalDevice
 from p2ptrain.runtime.io.arrival_norms import ARRIVALS_LIMIT, Arrivals

@@ -44,8 +44,8 @@ from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import LeftOut, Plan
 from p2ptrain.process.child_process import ChildProcess, SearchPriority, run_in_child
 from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.profile_corrections import ProfileCorrections
 from p2ptrain.recovery.state_report import StateReport
-from p2ptrain.recovery.watch.profile_corrections import ProfileCorrections
 
 log = get_logger(__name__)
 

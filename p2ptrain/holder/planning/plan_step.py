@@ -41,8 +41,8 @@ from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.cores.reconfigure_core import MakePlan
 from p2ptrain.recovery.generation_request import GenerationRequest, ReconfigureReason
 from p2ptrain.recovery.placement import Placement
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds, ProfileCorrections
 from p2ptrain.recovery.state_report import StateReport
-from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds, ProfileCorrections
 
 log = get_logger(__name__)
 

@@ -30,25 +30,26 @@ from p2ptrain.net.message import Message
 from p2ptrain.plan.replan.hysteresis import ReplanAction
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.cpu_share import CpuSpan
+from p2ptrain.recovery import replan_trigger
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.holder_core import HolderCore
-from p2ptrain.recovery.generation_request import GenerationRequest, ReconfigureReason
-from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
-from p2ptrain.recovery.watch import replan_trigger
-from p2ptrain.recovery.watch.drift_watch import DriftWatch, is_off
-from p2ptrain.recovery.watch.ftpipehd_repartition import (
+from p2ptrain.recovery.drift_watch import (
+    DriftWatch,
     RepartitionSchedule,
     capacities,
     expected_with,
+    is_off,
 )
-from p2ptrain.recovery.watch.profile_corrections import (
+from p2ptrain.recovery.generation_request import GenerationRequest, ReconfigureReason
+from p2ptrain.recovery.profile_corrections import (
     ExpectedSeconds,
     ProfileCorrections,
     StageSeconds,
     as_they_are,
     work_ratio,
 )
+from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 
 log = get_logger(__name__)
 

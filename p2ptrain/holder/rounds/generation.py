@@ -63,9 +63,8 @@ from p2ptrain.net.message import Message
 from p2ptrain.plan.types.memory_budgets import MemoryShortage
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
+from p2ptrain.recovery.standstill import ProgressCounters, Standing
 from p2ptrain.recovery.version import Version
-from p2ptrain.recovery.watch.stall_detector import ProgressCounters
-from p2ptrain.recovery.watch.unsent import Standing
 from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.arrival_norms import Arrivals, StageArrival
 from p2ptrain.runtime.io.sample_division import SampleDivision

@@ -1,7 +1,7 @@
 """What the holder does while a generation is in force: announce it, train, fetch the weights.
 
 Any trouble ends the run and is reported to the rules, which decide what comes next. The stall
-watch of a run is the shell of `recovery.watch.stall_detector`.
+watch of a run is the shell of `recovery.standstill`.
 """
 
 from __future__ import annotations
@@ -30,8 +30,14 @@ from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.retry_policy import Complaints
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import RecoverySettings
-from p2ptrain.recovery.watch.stall_detector import ProgressCounters, StallDetector, has_moved
-from p2ptrain.recovery.watch.unsent import Standing, Unsent, unsent
+from p2ptrain.recovery.standstill import (
+    ProgressCounters,
+    StallDetector,
+    Standing,
+    Unsent,
+    has_moved,
+    unsent,
+)
 from p2ptrain.recovery.work_signs import Signs, WorkSign
 
 log = get_logger(__name__)

@@ -8,6 +8,7 @@ the model is captured meanwhile ────────────┘
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import Callable
 from contextlib import suppress

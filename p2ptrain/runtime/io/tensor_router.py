@@ -27,7 +27,7 @@ from p2ptrain.messages.tensors import MicroBatchSlice, StreamId, Value, to_messa
 from p2ptrain.model.wire.tensor_layout import WireFormat
 from p2ptrain.net.message import Fields, Message, PartKind, Priority
 from p2ptrain.process.memory_budget import is_out_of_memory
-from p2ptrain.recovery.watch.unsent import MissingPiece
+from p2ptrain.recovery.standstill import MissingPiece
 from p2ptrain.runtime.io.arrival_norms import StageArrival
 from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
 from p2ptrain.runtime.spans import SpanRecorder, carried

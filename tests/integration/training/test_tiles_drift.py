@@ -19,7 +19,7 @@ from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds
 from p2ptrain.runtime.stage_sender import LiveStageSender
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.made_up import SOON, make_up_profiles

@@ -10,7 +10,7 @@ from p2ptrain.coordinator.measured_cluster import MeasuredCluster
 from p2ptrain.coordinator.plan_cluster import plan_cluster
 from p2ptrain.coordinator.plan_expectations import correct_profiles
 from p2ptrain.coordinator.replan_decision import fixed_request, present_plan, wants_search
-from p2ptrain.recovery.watch.profile_corrections import ProfileCorrections
+from p2ptrain.recovery.profile_corrections import ProfileCorrections
 from tests.unit.coordinator.test_plan_cluster import household
 from tests.unit.holder.planning.test_planner_client import REQUEST
 

@@ -33,9 +33,9 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import PlanMode
 from p2ptrain.plan.types.weight_versions import Weights, depths_of
 from p2ptrain.recovery.placement import PlacedStage, Placement
+from p2ptrain.recovery.profile_corrections import ProfileCorrections
 from p2ptrain.recovery.state_report import StateReport
 from p2ptrain.recovery.version import Lineage, Version
-from p2ptrain.recovery.watch.profile_corrections import ProfileCorrections
 from tests.unit.coordinator.test_memory_model import MIB, measured, request
 
 STASHED = AsyncOptions()

@@ -29,10 +29,10 @@ from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.choose_version import VersionChoice
 from p2ptrain.recovery.cores.holder_events import ChangeWanted
+from p2ptrain.recovery.drift_watch import CONFIRMED
 from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds
 from p2ptrain.recovery.version import Version
-from p2ptrain.recovery.watch.drift_watch import CONFIRMED
-from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds
 from tests.support.memory_household import MemoryHousehold, memory_id
 from tests.support.memory_mesh import MemoryMesh
 from tests.unit.coordinator.test_memory_model import request

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.recovery_settings import HOME
-from p2ptrain.recovery.watch.drift_watch import (
+from p2ptrain.recovery.drift_watch import (
     CONFIRMED,
     FEW_ROUNDS,
     FIRST_ROUNDS,
@@ -20,7 +19,8 @@ from p2ptrain.recovery.watch.drift_watch import (
     DriftWatch,
     DriftWindow,
 )
-from p2ptrain.recovery.watch.profile_corrections import ExpectedSeconds, StageSeconds
+from p2ptrain.recovery.profile_corrections import ExpectedSeconds, StageSeconds
+from p2ptrain.recovery.recovery_settings import HOME
 
 ONE, OTHER = (0, "a"), (1, "b")
 ROUND_SECONDS = 1.2

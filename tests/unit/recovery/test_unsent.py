@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.recovery.watch.unsent import MissingPiece, Standing, Unsent, unsent
+from p2ptrain.recovery.standstill import MissingPiece, Standing, Unsent, unsent
 
 WARMUPS = (3, 2, 1)
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import HOME
-from p2ptrain.recovery.watch.replan_trigger import (
+from p2ptrain.recovery.replan_trigger import (
     LONGEST_SETTLE_SECONDS,
     MAX_MOVES,
     MAX_TRIES,

@@ -11,7 +11,7 @@ from p2ptrain.net import cbor
 from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.watch.profile_corrections import (
+from p2ptrain.recovery.profile_corrections import (
     ExpectedSeconds,
     ProfileCorrections,
     StageSeconds,

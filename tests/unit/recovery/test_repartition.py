@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.watch.ftpipehd_repartition import (
+from p2ptrain.recovery.drift_watch import (
     RepartitionSchedule,
     capacities,
     expected_with,
 )
-from p2ptrain.recovery.watch.profile_corrections import (
+from p2ptrain.recovery.profile_corrections import (
     ExpectedSeconds,
     ProfileCorrections,
     StageSeconds,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.recovery.recovery_settings import HOME
-from p2ptrain.recovery.watch.stall_detector import (
+from p2ptrain.recovery.standstill import (
     QUESTION_BYTES,
     QUIET_BYTES,
     ProgressCounters,
