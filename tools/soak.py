@@ -97,7 +97,7 @@ async def connects() -> AsyncIterator[None]:
     from p2ptrain.mesh.identity.state_folder import StateFolder
     from p2ptrain.net.link.link import Link
     from p2ptrain.net.transport.dial import dial
-    from p2ptrain.net.transport.tls import Credentials, client_context
+    from p2ptrain.net.transport.tls import client_context
     from tests.support.links import Inbox
     from tests.support.mesh_household import household
 
@@ -109,7 +109,7 @@ async def connects() -> AsyncIterator[None]:
             await anna.until(lambda: anna.alive() == {"anna"})
             keys = load_or_create(StateFolder(Path(place) / "bert")).pem_file
             certificate = load_or_create(StateFolder(Path(place) / "anna")).certificate_der
-            context = client_context(Credentials(keys, keys), [certificate])
+            context = client_context(keys, [certificate])
             where = [("127.0.0.1", anna.mesh.port)]
             while True:
                 link = await dial(

@@ -44,7 +44,7 @@ from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message, PartKind, Priority
 from p2ptrain.net.transport.dial import dial
 from p2ptrain.net.transport.listener import Listener, ListenerHooks
-from p2ptrain.net.transport.tls import Credentials, certificate_id, client_context, server_context
+from p2ptrain.net.transport.tls import certificate_id, client_context, server_context
 from tools.testbed import quantities
 from tools.testbed.network import Network
 
@@ -212,7 +212,7 @@ async def run_link(duty: Duty) -> Window:
         return link
 
     mine, theirs = (identity(Path(duty.folder), name) for name in (duty.own, duty.peer))
-    own, peer = Credentials(mine.pem_file, mine.pem_file), theirs.certificate_der
+    own, peer = mine.pem_file, theirs.certificate_der
     listener: Listener | None = None
     if duty.port:
         context = client_context(own, [peer])

@@ -14,7 +14,7 @@ from random import Random
 from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevices
+from p2ptrain.mesh.discovery.addresses import DiscoveredDevices
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.identity.device_record import DeviceRecord
 from p2ptrain.mesh.identity.identity import Identity
@@ -30,6 +30,7 @@ from p2ptrain.mesh.trust.trust import TrustedDevice
 from p2ptrain.mesh.trust.trust_store import TlsContexts, TrustStore
 from p2ptrain.mesh.trust_exchange import TrustExchange
 from p2ptrain.net.fields import as_written
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.transport.pairing_channel import PairingChannel
 
 log = get_logger(__name__)

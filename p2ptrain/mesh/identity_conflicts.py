@@ -20,7 +20,7 @@ from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import Error, UserError
 from p2ptrain.events import Renamed
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevice
+from p2ptrain.mesh.discovery.addresses import DiscoveredDevice
 from p2ptrain.mesh.discovery.interfaces import without_scope
 from p2ptrain.mesh.identity.device_record import DeviceRecord, DiskWriter
 from p2ptrain.mesh.links.connections import Connections
@@ -29,6 +29,7 @@ from p2ptrain.mesh.membership.core_events import SelfChanged
 from p2ptrain.mesh.membership_driver import MembershipDriver
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust.trust_store import TrustStore
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.message import Message
 
 log = get_logger(__name__)

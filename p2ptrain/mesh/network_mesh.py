@@ -19,7 +19,7 @@ from p2ptrain.errors import LinkClosed, OptionError, UserError
 from p2ptrain.events import Event, Ready
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.config import DEFAULT_PORT, MeshConfig, parse_peer
-from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevice, DiscoveredDevices
+from p2ptrain.mesh.discovery.addresses import DiscoveredDevice, DiscoveredDevices
 from p2ptrain.mesh.discovery.interfaces import machine_addresses, without_scope
 from p2ptrain.mesh.discovery.mdns import Discovery, NoDiscovery
 from p2ptrain.mesh.discovery.roaming import (
@@ -58,6 +58,7 @@ from p2ptrain.mesh.trust.pairing_window import KnownCodes, normalised_code
 from p2ptrain.mesh.trust.trust_store import TlsContexts, TrustStore
 from p2ptrain.mesh.trust_exchange import TRUST_KIND
 from p2ptrain.net.link.link import Link
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.transport.dial import dial
 from p2ptrain.net.transport.listener import Listener, ListenerHooks

@@ -14,7 +14,6 @@ from typing import Annotated
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Offence
-from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.links.connections import Connections
 from p2ptrain.mesh.notifications import WarnOnce
@@ -27,6 +26,7 @@ from p2ptrain.mesh.trust.trust import (
 )
 from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.net.forms import Length, write_form
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.message import Message
 from p2ptrain.net.read_form import read_form
 

@@ -23,7 +23,7 @@ from typing import Annotated, Any, ClassVar, Self, TypeAlias
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.errors import Error, OptionError, ProtocolError
 from p2ptrain.net import cbor
-from p2ptrain.net.forms import By, Range, Text, one_line, write_form
+from p2ptrain.net.forms import By, Range, Text, is_shown, one_line, write_form
 from p2ptrain.net.message import Fields, Message, PartsAllocator
 from p2ptrain.net.read_form import read_form
 
@@ -37,13 +37,11 @@ _REPLACEMENT = "?"
 
 _FORBIDDEN_IN_NAMES = frozenset('/\\:*?"<>|')
 
-_UNPRINTABLE = frozenset({"Cc", "Cf", "Co", "Cs", "Cn", "Zl", "Zp"})
-
 
 def printable(text: str, limit_characters: int) -> str:
     """`text` cut to `limit_characters`, with control and bidirectional marks replaced."""
     cut = text[:limit_characters]
-    return "".join(c if unicodedata.category(c) not in _UNPRINTABLE else _REPLACEMENT for c in cut)
+    return "".join(c if is_shown(c) else _REPLACEMENT for c in cut)
 
 
 def peer_name(text: str) -> str:

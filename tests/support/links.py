@@ -18,7 +18,7 @@ from p2ptrain.errors import PeerError
 from p2ptrain.net.frame import Header
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message
-from p2ptrain.net.transport.tls import Credentials, certificate_id
+from p2ptrain.net.transport.tls import certificate_id
 
 
 @dataclass
@@ -107,7 +107,7 @@ class FakeClock:
 class Device:
     """A device's key and certificate, on disk and as DER."""
 
-    credentials: Credentials
+    pem_file: Path
     certificate_der: bytes
 
     @property
@@ -117,16 +117,14 @@ class Device:
 
 def make_device(folder: Path, name: str, year: int = 2020) -> Device:
     """A new P-256 device with a self-signed CA:FALSE certificate, of 50 years from `year` on."""
-    certificate_pem, key_pem, certificate_der = _certificate(name, year)
-    certificate_path = folder / f"{name}.crt"
-    key_path = folder / f"{name}.key"
-    certificate_path.write_bytes(certificate_pem)
-    key_path.write_bytes(key_pem)
-    return Device(Credentials(certificate_path, key_path), certificate_der)
+    pem, certificate_der = _certificate(name, year)
+    file = folder / f"{name}.pem"
+    file.write_bytes(pem)
+    return Device(file, certificate_der)
 
 
 @functools.cache
-def _certificate(name: str, year: int) -> tuple[bytes, bytes, bytes]:
+def _certificate(name: str, year: int) -> tuple[bytes, bytes]:
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     start = datetime.datetime(year, 1, 1, tzinfo=datetime.UTC)
@@ -147,4 +145,4 @@ def _certificate(name: str, year: int) -> tuple[bytes, bytes, bytes]:
         serialization.NoEncryption(),
     )
     der = certificate.public_bytes(serialization.Encoding.DER)
-    return certificate.public_bytes(serialization.Encoding.PEM), key_pem, der
+    return certificate.public_bytes(serialization.Encoding.PEM) + key_pem, der

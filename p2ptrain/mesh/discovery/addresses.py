@@ -15,14 +15,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
+from p2ptrain.net.link.stream import Address
+
 PROVEN_LIMIT = 4
 
 HINTS_LIMIT = 8
 
 SCOPE_LIMIT_CHARACTERS = 16
 """Longest name of an interface, as in "fe80::1%eth0"; systems allow 15 characters."""
-
-Address = tuple[str, int]
 
 
 @dataclass(slots=True)

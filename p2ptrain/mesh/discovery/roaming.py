@@ -17,10 +17,11 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from p2ptrain.errors import LinkClosed, OptionError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevice
+from p2ptrain.mesh.discovery.addresses import DiscoveredDevice
 from p2ptrain.mesh.discovery.interfaces import InterfaceAddress, choose, dialable, machine_addresses
 from p2ptrain.mesh.discovery.mdns import Discovery, MdnsDiscovery, NoDiscovery
 from p2ptrain.mesh.notifications import WarnOnce
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.transport.sockets import host
 
 log = get_logger(__name__)

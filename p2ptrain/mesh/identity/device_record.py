@@ -19,11 +19,12 @@ from typing import Annotated
 from p2ptrain.aio.tasks import TaskScope, to_the_end
 from p2ptrain.errors import ProtocolError, UserError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.addresses import Address, is_usable
+from p2ptrain.mesh.discovery.addresses import is_usable
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.fields import NAME_LIMIT_CHARACTERS, checked_name, peer_name
 from p2ptrain.net.forms import Range, write_form
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.read_form import read_form
 
 log = get_logger(__name__)

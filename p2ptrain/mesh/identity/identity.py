@@ -8,7 +8,6 @@ every household would accept.
 from __future__ import annotations
 
 import datetime
-import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from cryptography.x509.oid import NameOID
 
 from p2ptrain.files import SealBroken, is_sealed, seal_lines
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
-from p2ptrain.net.transport.tls import can_be_pinned
+from p2ptrain.net.transport.tls import can_be_pinned, certificate_id
 
 IDENTITY_FILE = "device.pem"
 
@@ -53,11 +52,6 @@ class Identity:
     def sign(self, data: bytes) -> bytes:
         """ECDSA signature over SHA-256 of `data`."""
         return self.private_key.sign(data, _SIGNATURE)
-
-
-def device_id(certificate_der: bytes) -> str:
-    """The id of the device with this certificate."""
-    return hashlib.sha256(certificate_der).hexdigest()
 
 
 def is_signed(certificate_der: bytes, data: bytes, signature: bytes) -> bool:
@@ -157,4 +151,4 @@ def _parse(pem: bytes, file: Path) -> Identity:
     if certificate.public_key() != key.public_key():
         raise BrokenFile(file, "certificate and key do not belong together")
     der = certificate.public_bytes(serialization.Encoding.DER)
-    return Identity(device_id(der), der, key, file)
+    return Identity(certificate_id(der), der, key, file)

@@ -25,7 +25,7 @@ from p2ptrain.errors import (
 )
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.conduct import Offence
-from p2ptrain.mesh.discovery.addresses import Address, AddressBook
+from p2ptrain.mesh.discovery.addresses import AddressBook
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.links.hello import (
     Hello,
@@ -53,7 +53,7 @@ from p2ptrain.mesh.links.router import Router
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.fields import mismatch
 from p2ptrain.net.link.link import Link
-from p2ptrain.net.link.stream import StreamArrival
+from p2ptrain.net.link.stream import Address, StreamArrival
 from p2ptrain.net.message import Message
 from p2ptrain.net.transport.dial import Backoff
 

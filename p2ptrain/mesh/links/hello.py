@@ -18,10 +18,11 @@ from enum import Enum, StrEnum, auto
 from typing import Annotated, TypeAlias
 
 from p2ptrain._version import PROTOCOL_VERSION, __version__
-from p2ptrain.mesh.discovery.addresses import Address, is_usable
+from p2ptrain.mesh.discovery.addresses import is_usable
 from p2ptrain.mesh.membership.core_events import Info
 from p2ptrain.net.fields import PeerName, Software, Spoken, Version
 from p2ptrain.net.forms import Length, Range, Text, write_form
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.message import Message
 from p2ptrain.net.read_form import read_form
 

@@ -26,11 +26,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, TypeAlias
 
 from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
-from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.net.frame import Header
 from p2ptrain.net.link.link import Link
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.message import Fields, Message, Priority
+from p2ptrain.net.transport.dial import MakeLink
 
 if TYPE_CHECKING:
     from p2ptrain.mesh.interface import Mesh
@@ -160,8 +161,6 @@ _PADDING_CHARACTERS = 3500
 
 _MESSAGE_BYTES = _PADDING_CHARACTERS + 50
 
-
-MakeLink: TypeAlias = Callable[[str], Link]
 
 Dial: TypeAlias = Callable[[Sequence[Address], str, MakeLink], Awaitable[Link]]
 """(addresses, expected id, make_link) -> a link whose peer has proved to be that device."""

@@ -23,11 +23,12 @@ from typing import TypeAlias
 from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import PeerError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.addresses import Address, AddressBook
+from p2ptrain.mesh.discovery.addresses import AddressBook
 from p2ptrain.mesh.discovery.interfaces import without_scope
 from p2ptrain.mesh.links.link_probe import Dial, PathConfig, PathProbe
 from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.net.link.link import Link
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.transport.dial import Backoff
 
 

@@ -34,12 +34,13 @@ from spake2.spake2 import SPAKEError
 
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.errors import NotPaired, PairingError, ProtocolError, VersionMismatch
-from p2ptrain.mesh.identity.identity import Identity, device_id, is_signed
+from p2ptrain.mesh.identity.identity import Identity, is_signed
 from p2ptrain.mesh.trust.trust import Certificate
 from p2ptrain.net import cbor
 from p2ptrain.net.fields import PeerName, Software, Spoken, Version, mismatch
 from p2ptrain.net.forms import Length, Range, Rare, Text, write_form
 from p2ptrain.net.read_form import read_form
+from p2ptrain.net.transport.tls import certificate_id
 
 MESSAGE_BYTES = 33
 """One byte for the side, 32 for the point."""
@@ -128,7 +129,7 @@ class PairedDevice:
     @property
     def id(self) -> str:
         """The device's id."""
-        return device_id(self.certificate_der)
+        return certificate_id(self.certificate_der)
 
 
 class WrongCode(PairingError):
@@ -168,7 +169,7 @@ class PairingClient:
         self._identity = identity
         self._name = name
         self._server_certificate = server_certificate_der
-        ids = _pake_ids(identity.id, device_id(server_certificate_der))
+        ids = _pake_ids(identity.id, certificate_id(server_certificate_der))
         self._pake = Spake2(PakeSide.CLIENT, code, *ids)
         self._hello = b""
         self._keys: _Keys | None = None
@@ -227,7 +228,7 @@ class PairingServer:
     @property
     def client_id(self) -> str:
         """The id that the client claims; proved only once `confirm` has returned."""
-        return device_id(self._client_certificate)
+        return certificate_id(self._client_certificate)
 
     def hello(self, message: bytes, code: str) -> bytes:
         """The answer to the client's hello. `client_id` is known from here on.

@@ -15,7 +15,7 @@ from random import Random
 from p2ptrain.aio.tasks import set_within
 from p2ptrain.errors import LinkClosed, PeerError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevice
+from p2ptrain.mesh.discovery.addresses import DiscoveredDevice
 from p2ptrain.mesh.trust.pairing import (
     PairingBrokenOff,
     PairingBusy,
@@ -23,6 +23,7 @@ from p2ptrain.mesh.trust.pairing import (
     WrongCode,
 )
 from p2ptrain.mesh.trust.pairing_service import PairingService
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.transport.dial import Backoff
 
 log = get_logger(__name__)

@@ -23,9 +23,8 @@ from collections.abc import Callable, Sequence
 from p2ptrain.errors import LinkClosed, NotPaired, PairingError, PeerError, VersionMismatch
 from p2ptrain.events import Pairing, PairingClosed, PairingFailed
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.identity.device_record import DeviceRecord
-from p2ptrain.mesh.identity.identity import Identity, device_id
+from p2ptrain.mesh.identity.identity import Identity
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.mesh.trust.pairing import (
     PairedDevice,
@@ -39,9 +38,11 @@ from p2ptrain.mesh.trust.pairing import (
 )
 from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from p2ptrain.mesh.trust.trust_store import TrustStore
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.transport.dial import dial_unpaired
 from p2ptrain.net.transport.pace import Pace, Rate
 from p2ptrain.net.transport.pairing_channel import PairingChannel
+from p2ptrain.net.transport.tls import certificate_id
 
 log = get_logger(__name__)
 
@@ -175,7 +176,7 @@ class PairingService:
         """
         channel, certificate = await dial_unpaired(addresses)
         channel.expire_after(ATTEMPT_SECONDS)
-        device = device_id(certificate)
+        device = certificate_id(certificate)
         if self._is_paired(device) or not self.may_try(device):
             channel.close()
             return None

@@ -23,13 +23,13 @@ from p2ptrain.mesh.identity.identity import (
     CERTIFICATE_LIMIT_BYTES,
     Identity,
     can_be_a_device,
-    device_id,
     is_signed,
 )
 from p2ptrain.net import cbor
 from p2ptrain.net.fields import peer_name
 from p2ptrain.net.forms import By, Length, Range, Row, Text
 from p2ptrain.net.read_form import read_form
+from p2ptrain.net.transport.tls import certificate_id
 
 DEVICES_LIMIT = 256
 """Most devices remembered, removed ones included: paired peers cannot fill disk or memory."""
@@ -79,7 +79,7 @@ class TrustedDevice:
     introduced_by: Digest
 
     def __post_init__(self) -> None:
-        if device_id(self.certificate_der) != self.id:
+        if certificate_id(self.certificate_der) != self.id:
             raise ValueError("the certificate is not that of its device")
 
 
@@ -181,7 +181,7 @@ def after_pairing(
     limit: int = DEVICES_LIMIT,
 ) -> TrustDecision:
     """The entry for a device that has just proved to know the code."""
-    known = book.get(device_id(certificate_der))
+    known = book.get(certificate_id(certificate_der))
     gone = None
     if known is None and len(book) >= limit:
         gone = _least_worth(book, self_id)
@@ -191,7 +191,7 @@ def after_pairing(
     if known is None or known.revoked:
         counter += 1
     entry = TrustedDevice(
-        device_id(certificate_der), certificate_der, name, counter, False, self_id
+        certificate_id(certificate_der), certificate_der, name, counter, False, self_id
     )
     return TrustDecision(entry, "paired", gone)
 

@@ -33,7 +33,7 @@ from p2ptrain.mesh.trust.trust import (
 from p2ptrain.net.fields import PeerName
 from p2ptrain.net.forms import By, write_form
 from p2ptrain.net.read_form import read_form
-from p2ptrain.net.transport.tls import Credentials, client_context, server_context
+from p2ptrain.net.transport.tls import client_context, server_context
 
 log = get_logger(__name__)
 
@@ -238,12 +238,11 @@ class TlsContexts:
 
     def _both(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
         if self._made is None:
-            credentials = Credentials(self._identity.pem_file, self._identity.pem_file)
             # Our own certificate too: that is how a copy of this state folder is found out.
             pinned = [self._identity.certificate_der]
             pinned += [entry.certificate_der for entry in self._trust.trusted.values()]
             self._made = (
-                server_context(credentials, pinned),
-                client_context(credentials, pinned),
+                server_context(self._identity.pem_file, pinned),
+                client_context(self._identity.pem_file, pinned),
             )
         return self._made

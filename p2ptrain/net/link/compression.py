@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
+from functools import partial
 
 from p2ptrain.net.blocks import BLOCK_BYTES, Block, encode_block
 from p2ptrain.net.encoder import CompressionJob, OutgoingMessage
@@ -64,10 +65,9 @@ class ChooserSettings:
 
 @dataclass(frozen=True, slots=True)
 class Compressed:
-    """A measurement: `raw_bytes` became `wire_bytes` in `seconds` of one thread."""
+    """Blocks that were compressed, in `seconds` of one thread."""
 
-    raw_bytes: int
-    wire_bytes: int
+    blocks: tuple[Block, ...]
     seconds: float
 
 
@@ -134,8 +134,10 @@ class CompressionChooser:
         """Blocks of `kind` were compressed by `codec`."""
         state = self._kinds.setdefault(kind, _CodecHistory())
         way = state.ways[codec]
-        way.ratio = self._blend(way.ratio, measured.wire_bytes / measured.raw_bytes)
-        speed = measured.raw_bytes / max(measured.seconds, 1e-9)
+        raw_bytes = sum(block.raw_bytes for block in measured.blocks)
+        wire_bytes = sum(block.wire_bytes for block in measured.blocks)
+        way.ratio = self._blend(way.ratio, wire_bytes / raw_bytes)
+        speed = raw_bytes / max(measured.seconds, 1e-9)
         way.bytes_per_s = self._blend(way.bytes_per_s, speed)
         pays = self._gain(codec, way) >= self.settings.gain_to_start
         way.in_vain = 0 if pays or codec is state.in_use else way.in_vain + 1
@@ -181,12 +183,6 @@ class CompressionChooser:
         return newest if old is None else old + self.settings.newest_weight * (newest - old)
 
 
-@dataclass(frozen=True, slots=True)
-class _Result:
-    blocks: tuple[Block, ...]
-    seconds: float
-
-
 class LinkCompression:
     """Runs a link's compression.
 
@@ -208,7 +204,7 @@ class LinkCompression:
         self._executor = executor
         self._clock = clock
         self._ready = ready
-        self._running: set[asyncio.Future[_Result]] = set()
+        self._running: set[asyncio.Future[Compressed]] = set()
 
     def choose(self, kind: PartKind, part: memoryview) -> Codec:
         """How `part` travels; sometimes measures a block of it on the way."""
@@ -220,7 +216,7 @@ class LinkCompression:
         return choice.codec
 
     def _sample(self, kind: PartKind, block: memoryview, codec: Codec) -> None:
-        self._run((block,), codec, lambda result: self._observe(kind, codec, result))
+        self._run((block,), codec, partial(self.chooser.observe_compression, kind, codec))
 
     def start_jobs(self, outbox: Outbox) -> None:
         """Compress what the messages in transit need next."""
@@ -233,22 +229,16 @@ class LinkCompression:
             future.cancel()
 
     def _start(self, message: OutgoingMessage, job: CompressionJob) -> None:
-        def finish(result: _Result) -> None:
-            self._observe(job.kind, job.codec, result)
+        def finish(result: Compressed) -> None:
+            self.chooser.observe_compression(job.kind, job.codec, result)
             message.compressed(result.blocks)
             if self._executor is not None:
                 self._ready(None)
 
         self._run(job.blocks, job.codec, finish)
 
-    def _observe(self, kind: PartKind, codec: Codec, result: _Result) -> None:
-        raw_bytes = sum(block.raw_bytes for block in result.blocks)
-        wire_bytes = sum(block.wire_bytes for block in result.blocks)
-        compressed = Compressed(raw_bytes, wire_bytes, result.seconds)
-        self.chooser.observe_compression(kind, codec, compressed)
-
     def _run(
-        self, blocks: tuple[memoryview, ...], codec: Codec, finish: Callable[[_Result], None]
+        self, blocks: tuple[memoryview, ...], codec: Codec, finish: Callable[[Compressed], None]
     ) -> None:
         if self._executor is None:
             finish(_compress(blocks, codec))
@@ -261,7 +251,7 @@ class LinkCompression:
             return
         self._running.add(future)
 
-        def done(future: asyncio.Future[_Result]) -> None:
+        def done(future: asyncio.Future[Compressed]) -> None:
             self._running.discard(future)
             if future.cancelled():
                 return
@@ -273,7 +263,7 @@ class LinkCompression:
         future.add_done_callback(done)
 
 
-def _compress(blocks: tuple[memoryview, ...], codec: Codec) -> _Result:
+def _compress(blocks: tuple[memoryview, ...], codec: Codec) -> Compressed:
     begin = time.perf_counter()
     encoded = tuple(encode_block(block, codec) for block in blocks)
-    return _Result(encoded, time.perf_counter() - begin)
+    return Compressed(encoded, time.perf_counter() - begin)

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from p2ptrain.errors import PeerError
+
+Address: TypeAlias = tuple[str, int]
+"""(host name or address, port); an IPv6 address may carry a scope ("fe80::1%eth0")."""
 
 
 @dataclass(frozen=True, slots=True)

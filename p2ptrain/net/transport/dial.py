@@ -20,6 +20,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from p2ptrain.errors import LinkClosed, NotPaired, PeerError
 from p2ptrain.net.link.link import Link
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.transport.pairing_channel import PairingChannel
 from p2ptrain.net.transport.tls import certificate_id, unpaired_client_context
 from p2ptrain.net.transport.tls_stream import TlsStream
@@ -27,9 +28,6 @@ from p2ptrain.net.transport.tls_stream import TlsStream
 STAGGER_SECONDS = 0.25
 
 CONNECT_SECONDS = 5.0
-
-Address: TypeAlias = tuple[str, int]
-"""(host name or address, port); an IPv6 address may carry a scope ("fe80::1%eth0")."""
 
 MakeLink: TypeAlias = Callable[[str], Link]
 """peer id -> a link for it, not connected yet: `lambda peer_id: Link(peer_id, receiver, ...)`.

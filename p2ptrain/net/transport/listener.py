@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.net.link.link import Link
-from p2ptrain.net.link.stream import StreamUser
-from p2ptrain.net.transport.dial import Address, MakeLink
+from p2ptrain.net.link.stream import Address, StreamUser
+from p2ptrain.net.transport.dial import MakeLink
 from p2ptrain.net.transport.pace import (
     PER_ADDRESS_LIMIT,
     TOTAL_LIMIT,

@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import ssl
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from p2ptrain.errors import InternalError
@@ -21,14 +20,6 @@ log = get_logger(__name__)
 
 _NO_CHECK_TIME = 0x200000
 """OpenSSL's X509_V_FLAG_NO_CHECK_TIME, for which `ssl` has no name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Credentials:
-    """This device's own certificate and private key, as PEM files (`ssl` reads files only)."""
-
-    certificate_path: Path
-    key_path: Path
 
 
 def certificate_id(certificate_der: bytes) -> str:
@@ -41,21 +32,26 @@ def can_be_pinned(certificate_der: bytes) -> bool:
     return _is_taken(_context(ssl.PROTOCOL_TLS_CLIENT), certificate_der)
 
 
-def server_context(credentials: Credentials, pinned_der: Iterable[bytes]) -> ssl.SSLContext:
-    """For accepting: a client shows a pinned certificate, or none and may then only try to pair."""
+def server_context(own: Path, pinned_der: Iterable[bytes]) -> ssl.SSLContext:
+    """For accepting: a client shows a pinned certificate, or none and may then only try to pair.
+
+    Args:
+        own: this device's certificate and private key, as a PEM file (`ssl` reads files only).
+        pinned_der: of those that may connect.
+    """
     context = _context(ssl.PROTOCOL_TLS_SERVER)
     context.num_tickets = 0
     context.verify_mode = ssl.CERT_OPTIONAL
-    _load(context, credentials)
+    context.load_cert_chain(own, password=_no_prompt)
     _pin(context, pinned_der)
     return context
 
 
-def client_context(credentials: Credentials, pinned_der: Iterable[bytes]) -> ssl.SSLContext:
+def client_context(own: Path, pinned_der: Iterable[bytes]) -> ssl.SSLContext:
     """For dialling a paired device, whose certificate must be among `pinned_der`."""
     context = _context(ssl.PROTOCOL_TLS_CLIENT)
     context.verify_mode = ssl.CERT_REQUIRED
-    _load(context, credentials)
+    context.load_cert_chain(own, password=_no_prompt)
     _pin(context, pinned_der)
     return context
 
@@ -77,10 +73,6 @@ def _context(protocol: int) -> ssl.SSLContext:
     # A small computer without a battery takes 1970 for today until it finds the internet.
     context.verify_flags |= _NO_CHECK_TIME
     return context
-
-
-def _load(context: ssl.SSLContext, credentials: Credentials) -> None:
-    context.load_cert_chain(credentials.certificate_path, credentials.key_path, password=_no_prompt)
 
 
 def _pin(context: ssl.SSLContext, pinned_der: Iterable[bytes]) -> None:

@@ -18,7 +18,7 @@ from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage
 from p2ptrain.mesh.election.election_wire import encode as encode_election
 from p2ptrain.mesh.identity import device_record
 from p2ptrain.mesh.identity.device_record import DEVICE_FILE
-from p2ptrain.mesh.identity.identity import device_id, load_or_create
+from p2ptrain.mesh.identity.identity import load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import MemberRecord
@@ -32,6 +32,7 @@ from p2ptrain.messages.kinds import STARTED, VALUES
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.messages.tensors import StreamId
 from p2ptrain.net.message import Fields, Message
+from p2ptrain.net.transport.tls import certificate_id
 from p2ptrain.runtime.io.tensor_router import StreamReceiver, TensorRouter
 from tests.integration.mesh.test_network_mesh import home as home
 from tests.integration.mesh.test_network_mesh import together
@@ -209,7 +210,7 @@ async def test_introductions_by_the_hundred_leave_room_and_cut_off_who_makes_the
     ghosts = [f"ghost {n}".encode() for n in range(125)]
     store = anna.mesh._trust
     made_up = [
-        TrustedDevice(device_id(ghost), ghost, ghost.decode(), 1, False, signer.id)
+        TrustedDevice(certificate_id(ghost), ghost, ghost.decode(), 1, False, signer.id)
         for ghost in ghosts
     ]
     store._book = {**store.book, **{entry.id: entry for entry in made_up}}

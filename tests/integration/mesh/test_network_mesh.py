@@ -41,7 +41,7 @@ from p2ptrain.net.message import Message, Priority
 from p2ptrain.net.transport.dial import dial, dial_unpaired
 from p2ptrain.net.transport.listener import Listener, ListenerHooks
 from p2ptrain.net.transport.pairing_channel import PairingChannel
-from p2ptrain.net.transport.tls import Credentials, client_context, server_context
+from p2ptrain.net.transport.tls import client_context, server_context
 from tests.support.links import Inbox
 from tests.support.mesh_household import CODE, Device, Household, household
 
@@ -56,7 +56,7 @@ async def dialled(device: Device, folder: Path, name: str, receiver: LinkReceive
     """A link to `device` with the identity in `folder`/`name`, past whoever has it."""
     me = load_or_create(StateFolder(folder / name))
     certificate = load_or_create(StateFolder(folder / device.mesh.name)).certificate_der
-    context = client_context(Credentials(me.pem_file, me.pem_file), [certificate])
+    context = client_context(me.pem_file, [certificate])
     where = [("127.0.0.1", device.mesh.port)]
     return await dial(where, context, device.mesh.self_id, lambda peer: Link(peer, receiver))
 
@@ -408,7 +408,7 @@ async def test_a_relay_between_two_devices_pairs_no_device(home: Household, tmp_
     def greet(channel: PairingChannel) -> None:
         passing.add(asyncio.create_task(relay(channel)))
 
-    context = server_context(Credentials(mallory.pem_file, mallory.pem_file), [])
+    context = server_context(mallory.pem_file, [])
     listener = Listener(ListenerHooks(lambda: context, lambda _peer: pytest.fail("a link"), greet))
     await listener.start(["127.0.0.1"])
     home.network = type(home.network)()  # bert finds nobody but the relay

@@ -10,9 +10,10 @@ import pytest
 
 from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import LinkClosed, ProtocolError
-from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevice
+from p2ptrain.mesh.discovery.addresses import DiscoveredDevice
 from p2ptrain.mesh.identity_conflicts import PAUSE_SECONDS, IdentityClash
 from p2ptrain.mesh.links.hello import Hello, LinkRefusal, refused
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.message import Message
 
 ID = "ab" * 32

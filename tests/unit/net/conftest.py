@@ -91,13 +91,13 @@ async def _tls_pair(
         right_inbox.changed.set()
         return accepted[0]
 
-    context = server_context(right.credentials, [left.certificate_der])
+    context = server_context(right.pem_file, [left.certificate_der])
     listener = Listener(ListenerHooks(lambda: context, accept))
     await listener.start(["127.0.0.1"])
     stack.push_async_callback(listener.close)
     dialled = await dial(
         listener.addresses,
-        client_context(left.credentials, [right.certificate_der]),
+        client_context(left.pem_file, [right.certificate_der]),
         right.id,
         lambda peer_id: Link(peer_id, left_inbox, settings),
     )

@@ -12,9 +12,9 @@ import pytest
 from p2ptrain.errors import LinkClosed, OptionError
 from p2ptrain.events import Event
 from p2ptrain.mesh.config import parse_peer
-from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.discovery.roaming import StaticPeers, resolve_peer
 from p2ptrain.mesh.notifications import WarnOnce
+from p2ptrain.net.link.stream import Address
 
 NAS, PC = ("nas.local", 47300), ("10.0.0.7", 4000)
 

@@ -13,7 +13,6 @@ from p2ptrain import events
 from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import UserError
 from p2ptrain.events import Event
-from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.identity.device_record import (
     ADDRESSES_FILE,
     DEVICE_FILE,
@@ -25,6 +24,7 @@ from p2ptrain.mesh.identity.device_record import (
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.fields import NAME_LIMIT_CHARACTERS, checked_name
+from p2ptrain.net.link.stream import Address
 
 KNOWN = {"ab" * 32: [("10.0.0.2", 47300), ("fe80::1%eth0", 4000)]}
 

@@ -13,17 +13,17 @@ from p2ptrain.errors import UserError
 from p2ptrain.mesh.identity.identity import (
     CERTIFICATE_LIMIT_BYTES,
     IDENTITY_FILE,
-    device_id,
     is_signed,
     load_or_create,
 )
 from p2ptrain.mesh.identity.state_folder import StateFolder
+from p2ptrain.net.transport.tls import certificate_id
 
 
 def test_it_is_made_once_and_kept(tmp_path: Path) -> None:
     first = load_or_create(StateFolder(tmp_path / "state"))
     again = load_or_create(StateFolder(tmp_path / "state"))
-    assert first.id == again.id == device_id(first.certificate_der)
+    assert first.id == again.id == certificate_id(first.certificate_der)
     assert is_signed(again.certificate_der, b"said", first.sign(b"said"))
 
 

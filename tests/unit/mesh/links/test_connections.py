@@ -17,18 +17,18 @@ import pytest
 
 from p2ptrain.aio.tasks import TaskScope
 from p2ptrain.errors import LinkClosed
-from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.guard import Guard
 from p2ptrain.mesh.links.connections import WAITING_LIMIT, Connections
 from p2ptrain.mesh.links.hello import HELLO_KIND, Hello, to_message
-from p2ptrain.mesh.links.link_probe import MakeLink, PathConfig
+from p2ptrain.mesh.links.link_probe import PathConfig
 from p2ptrain.mesh.links.paths import KnownPeer, PathMover, PathSchedule
 from p2ptrain.mesh.links.peer_link import PeerLink
 from p2ptrain.mesh.links.router import Router
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.link.link import Link
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.message import Message, Priority
-from p2ptrain.net.transport.dial import Backoff
+from p2ptrain.net.transport.dial import Backoff, MakeLink
 from tests.support.links import Inbox
 from tests.support.memory_links import connect
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.mesh.discovery.addresses import Address
 from p2ptrain.mesh.links.link_probe import PathConfig
 from p2ptrain.mesh.links.paths import PathSchedule, better_path
+from p2ptrain.net.link.stream import Address
 
 LAN: Address = ("192.168.1.2", 47300)
 WIFI: Address = ("192.168.2.2", 47300)

@@ -15,7 +15,7 @@ import pytest
 
 from p2ptrain.errors import LinkClosed, PairingError, VersionMismatch
 from p2ptrain.events import Event, PairingClosed, PairingFailed
-from p2ptrain.mesh.discovery.addresses import Address, DiscoveredDevice
+from p2ptrain.mesh.discovery.addresses import DiscoveredDevice
 from p2ptrain.mesh.identity.identity import Identity, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.notifications import WarnOnce
@@ -33,6 +33,7 @@ from p2ptrain.mesh.trust.pairing import (
 from p2ptrain.mesh.trust.pairing_dialer import PairingDialer
 from p2ptrain.mesh.trust.pairing_service import HELLOS, HELLOS_EACH, RETRIES, PairingService
 from p2ptrain.mesh.trust.pairing_window import WINDOW_SECONDS, WRONG_TRIES_LIMIT, PairingWindow
+from p2ptrain.net.link.stream import Address
 from p2ptrain.net.transport.pace import Rate
 
 CODE = "12345678"

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 
+from p2ptrain.net.blocks import Block
 from p2ptrain.net.frame import Codec
 from p2ptrain.net.link.compression import ChooserSettings, Compressed, CompressionChooser
 from p2ptrain.net.message import PartKind
@@ -29,7 +30,8 @@ def observe(
     codec: Codec = Codec.LZ4,
 ) -> None:
     for _ in range(blocks):
-        made.observe_compression(kind, codec, Compressed(MIB, int(MIB * ratio), MIB / LZ4_SPEED))
+        block = Block(b"", bytes(int(MIB * ratio)), MIB)
+        made.observe_compression(kind, codec, Compressed((block,), MIB / LZ4_SPEED))
 
 
 def test_compresses_what_shrinks_on_a_slow_link() -> None:

@@ -26,7 +26,7 @@ from p2ptrain.net.message import Message
 from p2ptrain.net.transport.dial import dial, dial_unpaired
 from p2ptrain.net.transport.listener import Listener, ListenerHooks, ListenerSettings
 from p2ptrain.net.transport.pairing_channel import PairingChannel
-from p2ptrain.net.transport.tls import Credentials, client_context, server_context
+from p2ptrain.net.transport.tls import client_context, server_context
 from tests.support.links import Device, Inbox, make_device
 
 
@@ -48,7 +48,7 @@ class House:
     def context(self) -> ssl.SSLContext:
         if self.contexts_fail:
             raise ValueError("a bug")
-        return server_context(self.device.credentials, self.pinned)
+        return server_context(self.device.pem_file, self.pinned)
 
     def make_link(self, peer_id: str) -> Link:
         self.links.append(Link(peer_id, self.inbox))
@@ -75,7 +75,7 @@ class Caller:
         wanted = expected or house.device
         return await dial(
             house.listener.addresses,
-            client_context(self.device.credentials, [wanted.certificate_der]),
+            client_context(self.device.pem_file, [wanted.certificate_der]),
             wanted.id,
             lambda peer_id: Link(peer_id, self.inbox),
         )
@@ -172,7 +172,7 @@ async def test_a_pinned_certificate_of_another_id_is_refused(house: House, calle
     with pytest.raises(NotPaired, match="is not"):
         await dial(
             house.listener.addresses,
-            client_context(caller.device.credentials, both),
+            client_context(caller.device.pem_file, both),
             caller.device.id,  # pinned, but somebody else answers
             lambda peer_id: Link(peer_id, caller.inbox),
         )
@@ -195,7 +195,7 @@ async def test_a_change_of_trust_counts_from_the_next_connection(
 
 async def test_no_ticket_is_given_and_tls_is_1_3(house: House, caller: Caller) -> None:
     """S4: nothing could be resumed."""
-    context = client_context(caller.device.credentials, [house.device.certificate_der])
+    context = client_context(caller.device.pem_file, [house.device.certificate_der])
     reader, writer = await asyncio.open_connection(
         *house.listener.addresses[0], ssl=context, server_hostname=""
     )
@@ -237,7 +237,7 @@ async def test_nothing_can_be_read_on_the_way(house: House, caller: Caller) -> N
         far_reader, far_writer = await asyncio.open_connection(*house.listener.addresses[0])
         await asyncio.gather(pass_on(reader, far_writer), pass_on(far_reader, writer))
 
-    context = client_context(caller.device.credentials, [house.device.certificate_der])
+    context = client_context(caller.device.pem_file, [house.device.certificate_der])
     async with await asyncio.start_server(tap, "127.0.0.1", 0) as server:
         tapped = [server.sockets[0].getsockname()[:2]]
         link = await dial(tapped, context, house.device.id, lambda peer: Link(peer, caller.inbox))
@@ -406,7 +406,7 @@ async def test_the_first_address_that_answers_wins(house: House, caller: Caller)
             made.append(Link(peer_id, caller.inbox))
             return made[-1]
 
-        context = client_context(caller.device.credentials, [house.device.certificate_der])
+        context = client_context(caller.device.pem_file, [house.device.certificate_der])
         link = await dial(addresses, context, house.device.id, make_link, stagger_seconds=0.0)
     assert made == [link]
     assert link.is_open
@@ -418,7 +418,7 @@ async def test_the_first_address_that_answers_wins(house: House, caller: Caller)
 async def test_no_process_listens(caller: Caller, right_device: Device) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
-        context = client_context(caller.device.credentials, [right_device.certificate_der])
+        context = client_context(caller.device.pem_file, [right_device.certificate_der])
         for addresses in ([closed.getsockname()] * 2, []):
             with pytest.raises(LinkClosed):
                 await dial(
@@ -463,15 +463,11 @@ async def test_a_taken_port_is_the_users_to_change(house: House, right_device: D
 
 def signed_by(parent: Device, folder: Path) -> Device:
     """A device whose certificate was made with a paired device's key."""
-    parent_key = serialization.load_pem_private_key(
-        parent.credentials.key_path.read_bytes(), password=None
-    )
+    parent_key = serialization.load_pem_private_key(parent.pem_file.read_bytes(), password=None)
     assert isinstance(parent_key, ec.EllipticCurvePrivateKey)
     parent_certificate = x509.load_der_x509_certificate(parent.certificate_der)
     child = make_device(folder, "child")
-    child_key = serialization.load_pem_private_key(
-        child.credentials.key_path.read_bytes(), password=None
-    )
+    child_key = serialization.load_pem_private_key(child.pem_file.read_bytes(), password=None)
     assert isinstance(child_key, ec.EllipticCurvePrivateKey)
     start = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
     certificate = (
@@ -485,13 +481,10 @@ def signed_by(parent: Device, folder: Path) -> Device:
         .sign(parent_key, hashes.SHA256())
     )
     pem = serialization.Encoding.PEM
-    path = folder / "child.crt"
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     chain = certificate.public_bytes(pem) + parent_certificate.public_bytes(pem)
-    path.write_bytes(chain)
-    return Device(
-        Credentials(path, child.credentials.key_path),
-        certificate.public_bytes(serialization.Encoding.DER),
-    )
+    child.pem_file.write_bytes(chain + child_key.private_bytes(pem, *plain))
+    return Device(child.pem_file, certificate.public_bytes(serialization.Encoding.DER))
 
 
 async def test_where_it_listened_is_known_after_its_end(house: House) -> None:

@@ -47,7 +47,7 @@ class House:
         self.friend, self.device = make_device(folder, "friend"), make_device(folder, "house")
         self.inbox, self.links = Inbox(), list[Link]()
         self.channels = 0
-        context = server_context(self.device.credentials, [self.friend.certificate_der])
+        context = server_context(self.device.pem_file, [self.friend.certificate_der])
         door = ListenerHooks(
             context=lambda: context,
             make_link=self._make_link,
@@ -73,7 +73,7 @@ class House:
         async with asyncio.timeout(1.0):
             link = await dial(
                 [self.address],
-                client_context(self.friend.credentials, [self.device.certificate_der]),
+                client_context(self.friend.pem_file, [self.device.certificate_der]),
                 self.device.id,
                 lambda peer_id: Link(peer_id, self.inbox),
             )

@@ -62,9 +62,9 @@ def test_so_much_does_tls_add(
 ) -> None:
     """Whoever waited for more than will come would wait for ever."""
     to_left, to_right = ssl.MemoryBIO(), ssl.MemoryBIO()
-    dialler = client_context(left_device.credentials, [right_device.certificate_der])
+    dialler = client_context(left_device.pem_file, [right_device.certificate_der])
     left = dialler.wrap_bio(to_left, to_right)
-    listener = server_context(right_device.credentials, [left_device.certificate_der])
+    listener = server_context(right_device.pem_file, [left_device.certificate_der])
     right = listener.wrap_bio(to_right, to_left, server_side=True)
     for side in (left, right, left, right):
         try:
