@@ -8,8 +8,8 @@ holder                      device
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from p2ptrain.aio.tasks import task_scope
 from p2ptrain.errors import Error
@@ -19,6 +19,7 @@ from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.kinds import ENERGY
 from p2ptrain.messages.measured import EnergyReply
 from p2ptrain.net.message import Message
+from p2ptrain.plan.types.job_facts import EnergyFacts
 from p2ptrain.process.energy import EnergyMeter, EnergyReading
 
 log = get_logger(__name__)
@@ -30,48 +31,29 @@ EVERY_SECONDS = 10.0
 ANSWER_SECONDS = 2.0
 
 
-@dataclass(frozen=True, slots=True)
-class EnergyUse:
-    """Of a job so far, by name of a device.
-
-    Attributes:
-        joules: of those that can measure it.
-        sources: what that is of.
-        missing: why the others cannot, or what of a device is not in it.
-    """
-
-    joules: Mapping[str, float] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)
-
-
 class EnergyTally:
     """Adds up readings. Pure."""
 
     def __init__(self) -> None:
         self._last: dict[str, float] = {}
-        self._joules: dict[str, float] = {}
-        self._sources: dict[str, str] = {}
-        self._missing: dict[str, str] = {}
+        self._used: dict[str, EnergyFacts] = {}
 
     def add(self, device: str, reading: EnergyReading) -> None:
         """A device's newest; the first one is what it had used before."""
-        self._missing.pop(device, None)
-        if reading.why:
-            self._missing[device] = reading.why
-        if reading.joules is None:
-            return
-        last = self._last.get(device, reading.joules)
-        began_again = reading.joules < last  # its process
-        more = reading.joules if began_again else reading.joules - last
-        self._last[device] = reading.joules
-        self._joules[device] = self._joules.get(device, 0.0) + more
-        self._sources[device] = " and ".join(reading.sources)
+        known = self._used.get(device, EnergyFacts(device, None))
+        joules, of = known.joules, known.of
+        if reading.joules is not None:
+            last = self._last.get(device, reading.joules)
+            began_again = reading.joules < last  # its process
+            more = reading.joules if began_again else reading.joules - last
+            self._last[device] = reading.joules
+            joules, of = (joules or 0.0) + more, " and ".join(reading.sources)
+        self._used[device] = EnergyFacts(device, joules, of, reading.why)
 
     @property
-    def use(self) -> EnergyUse:
-        """So far."""
-        return EnergyUse(dict(self._joules), dict(self._sources), dict(self._missing))
+    def use(self) -> tuple[EnergyFacts, ...]:
+        """So far; those that cannot measure it last."""
+        return tuple(sorted(self._used.values(), key=lambda one: one.joules is None))
 
 
 class EnergyCounter:
@@ -97,7 +79,7 @@ class EnergyCounter:
         self._tally = EnergyTally()
 
     @property
-    def use(self) -> EnergyUse:
+    def use(self) -> tuple[EnergyFacts, ...]:
         """So far."""
         return self._tally.use
 
@@ -128,15 +110,14 @@ class EnergyCounter:
         self._tally.add(display_name(self._mesh, device), reading)
 
 
-def with_energy(done: Done, use: EnergyUse, samples: int) -> Done:
+def with_energy(done: Done, use: Collection[EnergyFacts], samples: int) -> Done:
     """The event with what was used."""
-    if not use.joules:
-        return replace(done, energy_missing=use.missing)
-    joules = sum(use.joules.values())
+    used = {one.name: one.joules for one in use if one.joules is not None}
+    joules = sum(used.values()) if used else None
     return replace(
         done,
         energy_joules=joules,
-        joules_per_sample=joules / samples if samples else None,
-        energy_of=use.joules,
-        energy_missing=use.missing,
+        joules_per_sample=joules / samples if joules is not None and samples else None,
+        energy_of=used,
+        energy_missing={one.name: one.why for one in use if one.why},
     )

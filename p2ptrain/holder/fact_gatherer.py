@@ -1,42 +1,61 @@
-"""Gathers what is known of the job that this device holds, for `p2ptrain explain`.
+"""Gathers what is known of the job that this device holds, for those who ask.
 
-It watches some rounds as a trace does, and asks the planner what other households would give, in a
-process beside training. What is known is written down when the job ends.
+`p2ptrain explain`: it watches some rounds as a trace does, and asks the planner what other
+households would give, in a process beside training. What is known is written down when the job
+ends.
+
+Pages: the last rounds as bars, `plan/round_picture.py`. Devices record while they are asked for it
+(`holder/trace/span_collector.py`), and stop by themselves half a minute after the last page. The
+round that the plan predicted is simulated once a plan, in a process beside training.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from statistics import median
 from time import perf_counter
 
 from p2ptrain import events
-from p2ptrain.coordinator.measured_cluster import MeasuredDevice
-from p2ptrain.coordinator.plan_question import PlanQuestion
+from p2ptrain.aio.tasks import TaskOwner
+from p2ptrain.coordinator.plan_expectations import expected_round
+from p2ptrain.coordinator.plan_question import PlanQuestion, other_households
 from p2ptrain.coordinator.service import search
 from p2ptrain.errors import Error
 from p2ptrain.events import Event
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.energy_counter import EnergyCounter
-from p2ptrain.holder.trace.span_collector import SpanCollector
+from p2ptrain.holder.trace.span_collector import CollectorSettings, SpanCollector
+from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import MemberState, Mesh, display_name
 from p2ptrain.plan.explain import TimeUse, time_use
-from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.plan.round_picture import DEVICES_SHOWN, PredictedRound, RoundPicture, last_rounds
 from p2ptrain.plan.types.job_facts import (
     DeviceFacts,
-    EnergyFacts,
     IdleDevice,
     JobFacts,
     LinkFacts,
     WhatIf,
 )
-from p2ptrain.process.child_process import SearchPriority
+from p2ptrain.plan.types.plan import Plan
+from p2ptrain.process.child_process import SearchPriority, run_in_child
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds
+
+log = get_logger(__name__)
+
+WATCHED = CollectorSettings(most_spans=40_000)
+"""Where no trace is written: a picture needs the newest."""
+
+ROUNDS_LOOKED_AT = 4
+"""The newest is under way, and of the oldest the beginning may be missing."""
+
+PICTURE_SECONDS = 1.0
+"""A picture as old is given again."""
 
 ROUNDS_WATCHED = 3
 
@@ -61,6 +80,7 @@ class FactGatherer:
     """Of one job. `note` its events.
 
     Args:
+        devices: ids of those that have a part now.
         driver: drives the job; None before it is known which job this is.
     """
 
@@ -70,17 +90,24 @@ class FactGatherer:
         model: str,
         collector: SpanCollector,
         energy: EnergyCounter,
+        devices: Callable[[], Collection[str]],
         driver: Callable[[], JobDriver | None],
     ) -> None:
         self._mesh = mesh
         self._model = model
         self._collector = collector
         self._energy = energy
+        self._trained_on = devices
         self._driver = driver
         self._plan: events.Plan | None = None
         self._step = 0
         self._is_asked = asyncio.Lock()
         self._answer: tuple[float, JobFacts] | None = None
+        self._is_shown = asyncio.Lock()
+        self._picture: tuple[float, RoundPicture] | None = None
+        self._simulated: Plan | None = None  # the plan that was
+        self._predicted: tuple[list[str], PredictedRound | None] = [], None  # of which devices
+        self._tasks = TaskOwner(_failed)
 
     def _question(self) -> PlanQuestion | None:
         """What the plan in force was asked with; None where it was given."""
@@ -131,16 +158,8 @@ class FactGatherer:
             watched_rounds=0,
             devices=self._devices(recent, {} if driver is None else driver.replan_watcher.promised),
             idle=self._idle(plan),
-            energy=self._energy_facts(),
+            energy=self._energy.use,
             trained_samples=self._energy.samples,
-        )
-
-    def _energy_facts(self) -> tuple[EnergyFacts, ...]:
-        use = self._energy.use
-        names = dict.fromkeys((*use.joules, *use.missing))
-        return tuple(
-            EnergyFacts(n, use.joules.get(n), use.sources.get(n, ""), use.missing.get(n, ""))
-            for n in names
         )
 
     def _samples(self, plan: events.Plan) -> int:
@@ -183,6 +202,46 @@ class FactGatherer:
             if member.state is MemberState.ALIVE and member.name not in known
         ]
         return tuple(found)
+
+    # -- for pages -------------------------------------------------------------------------------
+
+    async def picture(self) -> RoundPicture:
+        """Of now; without rounds where none was watched yet: ask again after some."""
+        async with self._is_shown:
+            if self._picture and perf_counter() - self._picture[0] < PICTURE_SECONDS:
+                return self._picture[1]
+            await self._collector.begin()
+            self._simulate()
+            names = sorted(display_name(self._mesh, device) for device in self._trained_on())
+            shown = last_rounds(list(self._collector.entries(ROUNDS_LOOKED_AT)), names)
+            known, predicted = self._predicted
+            found = replace(shown, predicted=predicted if known == list(shown.devices) else None)
+            self._picture = perf_counter(), found
+            return found
+
+    async def close(self) -> None:
+        """The job is over."""
+        await self._tasks.cancel()
+
+    def _simulate(self) -> None:
+        """The plan in force, if that was not done yet."""
+        driver = self._driver()
+        plan = None if driver is None else driver.replan_watcher.plan
+        if driver is None or plan is None or plan is self._simulated:
+            return
+        self._simulated, self._predicted = plan, ([], None)
+        if driver.question is not None:
+            self._tasks.spawn(self._predict(plan, driver.question), "simulate the plan")
+
+    async def _predict(self, plan: Plan, question: PlanQuestion) -> None:
+        asked = partial(expected_round, question.request, question.household, plan)
+        try:
+            found = await run_in_child(lambda run: run(asked), SearchPriority.PROMPT)
+        except Error as error:
+            log.info("round_not_predicted", why=str(error))
+            return
+        if self._simulated is plan:
+            self._predicted = sorted(plan.device_names)[:DEVICES_SHOWN], found
 
     # -- watching --------------------------------------------------------------------------------
 
@@ -245,40 +304,5 @@ async def _predicted(what: WhatIf, question: PlanQuestion) -> WhatIf:
     return replace(what, samples_per_s=plan.predicted.samples_per_s)
 
 
-def other_households(
-    question: PlanQuestion, used: Sequence[str], most_without: int
-) -> Iterator[tuple[WhatIf, PlanQuestion]]:
-    """Each with what is different; `used`: devices of the plan in force."""
-    household, question = question.household, replace(question, near=None)
-    candidates, links = household.candidates, household.links
-    if links:
-        doubled = {
-            ends: ClusterLink(2 * link.bytes_per_s, link.latency_s) for ends, link in links.items()
-        }
-        changed = replace(household, links=doubled)
-        yield WhatIf("faster links", "", None), replace(question, household=changed)
-    others = [one for one in candidates if one.name in used and one.name != household.holder]
-    for one in others[:most_without]:
-        rest = tuple(other for other in candidates if other is not one)
-        kept = {ends: link for ends, link in links.items() if one.name not in ends}
-        changed = replace(household, candidates=rest, links=kept)
-        yield WhatIf("without", one.name, None), replace(question, household=changed)
-    for one in sorted(others, key=_slowness)[:1]:
-        name = f"{one.name}+"
-        more = dict(links)
-        for (sender, receiver), link in links.items():
-            if sender == one.name:
-                more[name, receiver] = link
-                more[name, one.name] = more[one.name, name] = link
-            elif receiver == one.name:
-                more[sender, name] = link
-        both = (*candidates, replace(one, id=one.id[:-1] + "+", name=name))
-        changed = replace(household, candidates=both, links=more)
-        yield WhatIf("one more", one.name, None), replace(question, household=changed)
-
-
-def _slowness(device: MeasuredDevice) -> float:
-    """Seconds of the whole model, for the largest pieces that were measured."""
-    times = device.measured.get("times") or {"0": {}}
-    largest = times[max(times, key=int)]
-    return sum(sum(seconds) for seconds in largest.values())
+def _failed(name: str, error: BaseException) -> None:
+    log.warning("round_not_predicted", task=name, why=str(error) or type(error).__name__)

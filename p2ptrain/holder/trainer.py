@@ -33,13 +33,12 @@ from p2ptrain.events import Done, Event, LeftOut, PlanLink, Stopped
 from p2ptrain.holder import loader_memory
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.energy_counter import EnergyCounter, with_energy
-from p2ptrain.holder.fact_gatherer import FactGatherer
+from p2ptrain.holder.fact_gatherer import WATCHED, FactGatherer
 from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.planning.reconfiguration import ReconfigureReply, plan_only
 from p2ptrain.holder.reports import JobReports, plan_event, rate
-from p2ptrain.holder.round_watch import WATCHED, RoundWatch
 from p2ptrain.holder.rounds.async_training_loop import AsyncTrainingLoop
 from p2ptrain.holder.rounds.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.rounds.generation import HolderGeneration, SentWrong
@@ -156,9 +155,9 @@ class JobTrainer:
             mesh, device.energy, self._trained_on, lambda: self._reports.samples
         )
         self._facts = FactGatherer(
-            mesh, type(job.model).__name__, self._spans, self._energy, lambda: self._running
+            *(mesh, type(job.model).__name__, self._spans, self._energy),
+            *(self._trained_on, lambda: self._running),
         )
-        self._watch = RoundWatch(mesh, self._spans, self._trained_on, lambda: self._running)
         self._spoiled = SpoiledUpdates()
 
     @property
@@ -303,7 +302,7 @@ class JobTrainer:
             self._mesh.unroute(FETCH_MODEL)
             self._mesh.unroute(EXPLAIN)
             self._mesh.unroute(ROUND_PICTURE)
-            await self._watch.close()
+            await self._facts.close()
             self._keep_facts()
             if self._feeding is not None:
                 self._feeding.close()
@@ -317,7 +316,7 @@ class JobTrainer:
         return Message(EXPLAIN, {}, (facts.to_part(),))
 
     async def _show_rounds(self, peer: str, message: Message) -> Message:
-        return Message(ROUND_PICTURE, {}, ((await self._watch.picture()).to_part(),))
+        return Message(ROUND_PICTURE, {}, ((await self._facts.picture()).to_part(),))
 
     def _keep_facts(self) -> None:
         """For `p2ptrain explain` afterwards."""

@@ -16,7 +16,6 @@ from p2ptrain import failpoints
 from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.coordinator.backup_cost import PlanBackups, plan_backups, snapshot_cost
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
-from p2ptrain.coordinator.fit_plan import fit_plan
 from p2ptrain.coordinator.measured_cluster import (
     MeasuredCluster,
     MeasuredDevice,
@@ -24,7 +23,7 @@ from p2ptrain.coordinator.measured_cluster import (
     with_times_of_holder,
 )
 from p2ptrain.coordinator.plan_expectations import expected_seconds, usable_now
-from p2ptrain.coordinator.plan_question import Near, PlanQuestion
+from p2ptrain.coordinator.plan_question import Near, PlanQuestion, fit_plan
 from p2ptrain.coordinator.service import search
 from p2ptrain.errors import OptionError, PlanError, ProtocolError
 from p2ptrain.holder.planning.planner_client import Planner

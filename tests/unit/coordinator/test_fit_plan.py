@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from p2ptrain.coordinator.fit_plan import NOT_IN_PLAN, fit_plan
+from p2ptrain.coordinator.plan_question import NOT_IN_PLAN, fit_plan
 from p2ptrain.errors import OptionError, PlanError
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.messages.plan_request import SharingLimits

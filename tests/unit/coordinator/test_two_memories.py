@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from p2ptrain.coordinator.backup_cost import plan_backups
-from p2ptrain.coordinator.fit_plan import fit_plan
 from p2ptrain.coordinator.measured_cluster import (
     MeasuredCluster,
     MeasuredDevice,
@@ -20,7 +19,7 @@ from p2ptrain.coordinator.measured_cluster import (
 )
 from p2ptrain.coordinator.memory_model import with_full_memory
 from p2ptrain.coordinator.plan_cluster import plan_cluster
-from p2ptrain.coordinator.plan_question import PlanQuestion
+from p2ptrain.coordinator.plan_question import PlanQuestion, fit_plan
 from p2ptrain.errors import PlanError, ProtocolError
 from p2ptrain.net import cbor
 from p2ptrain.plan.types.cluster import ClusterLink

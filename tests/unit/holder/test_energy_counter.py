@@ -7,6 +7,7 @@ from pathlib import Path
 from p2ptrain.api.train import LoneMesh
 from p2ptrain.events import Done
 from p2ptrain.holder.energy_counter import EnergyCounter, EnergyTally, with_energy
+from p2ptrain.plan.types.job_facts import EnergyFacts
 from p2ptrain.process.energy import EnergyMeter, EnergyReading
 
 RAPL = ("its processor (RAPL)",)
@@ -16,8 +17,7 @@ def test_differences_count_and_a_process_that_began_again_does_from_zero() -> No
     tally = EnergyTally()
     for joules in (100.0, 103.0, 1.0, 2.5):
         tally.add("laptop", EnergyReading(joules, RAPL))
-    assert tally.use.joules == {"laptop": 5.5}
-    assert tally.use.sources == {"laptop": "its processor (RAPL)"}
+    assert tally.use == (EnergyFacts("laptop", 5.5, "its processor (RAPL)"),)
 
 
 def test_who_cannot_tell_is_named_and_the_others_are_counted() -> None:
@@ -30,7 +30,7 @@ def test_who_cannot_tell_is_named_and_the_others_are_counted() -> None:
     assert done.energy_of == {"laptop": 40.0}
     assert done.energy_missing == {"pi": "no counter"}
     tally.add("pi", EnergyReading(3.0, RAPL))
-    assert not tally.use.missing
+    assert not any(one.why for one in tally.use)
 
 
 def test_where_nobody_can_tell_there_is_no_number() -> None:
@@ -56,9 +56,9 @@ async def test_joules_and_samples_are_of_the_same_moment(tmp_path: Path) -> None
     counter = EnergyCounter(LoneMesh("laptop"), EnergyMeter(tmp_path), tuple, lambda: trained)
     await counter.fetch()
     trained = 90
-    assert (counter.use.joules, counter.samples) == ({"laptop": 0.0}, 0)
+    assert ([one.joules for one in counter.use], counter.samples) == ([0.0], 0)
     used(150)
     trained = 400
     await counter.fetch()
     trained = 800
-    assert (counter.use.joules, counter.samples) == ({"laptop": 50.0}, 400)
+    assert ([one.joules for one in counter.use], counter.samples) == ([50.0], 400)
