@@ -39,7 +39,6 @@ from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss
 from p2ptrain.holder.planning.reconfiguration import ReconfigureReply, plan_only
 from p2ptrain.holder.reports import JobReports, plan_event, rate
-from p2ptrain.holder.rounds.async_training_loop import AsyncTrainingLoop
 from p2ptrain.holder.rounds.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.rounds.generation import HolderGeneration, SentWrong
 from p2ptrain.holder.rounds.generation_runner import GenerationWork
@@ -528,7 +527,7 @@ class JobTrainer:
         course = self._course(generation.assignment.micro_batch, asynchronous)
         if self._spoiled.now is not None:  # nor is there another evaluation
             evaluated = max(evaluated, self._spoiled.now.good_steps)
-        loop = (AsyncTrainingLoop if asynchronous else TrainingLoop)(
+        loop = TrainingLoop(
             prepared,
             course,
             generation,

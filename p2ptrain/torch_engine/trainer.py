@@ -30,10 +30,9 @@ from p2ptrain.errors import ScriptError, TrainingError, note_callback
 from p2ptrain.events import Done, Eval, Event, PlanDevice, PlanStage
 from p2ptrain.holder.input.batch_counts import token_place
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch
-from p2ptrain.holder.input.metrics import missing_loss
+from p2ptrain.holder.input.metrics import MetricValues, check_measured, missing_loss
 from p2ptrain.holder.reports import rate, step_event
 from p2ptrain.holder.rounds.callback_runner import CallbackFailed, CallbackRunner
-from p2ptrain.holder.rounds.evaluation import RunningEvaluation
 from p2ptrain.holder.rounds.pause import JobPause
 from p2ptrain.holder.snapshots.checkpointer import CheckpointSchedule
 from p2ptrain.holder.start.job_registry import job_fingerprint
@@ -152,7 +151,7 @@ class _Training:
         self._loss, self._alike = 0.0, 0  # of the round, as far as it is computed here
         self._failure: Exception | None = None  # to be said at the next meeting
         self._samples = self._left_out = 0
-        self._evaluation: RunningEvaluation | None = None
+        self._evaluation: MetricValues | None = None
         self._begins_epoch = True
         self._cadence = CheckpointSchedule(options.checkpoint_every, monotonic())
         self._began_at = self._stepped_at = monotonic()
@@ -304,14 +303,16 @@ class _Training:
 
     def _evaluate(self, piece: LoadedMicroBatch) -> None:
         shape, size = piece.planned.round, piece.feed.piece.size
-        evaluation = self._evaluation = self._evaluation or RunningEvaluation(self._prepared)
+        if self._evaluation is None:
+            self._evaluation = MetricValues(self._job.metrics, self._prepared.over_all)
         loss, *leaves = self._stage.evaluate(piece)
         self._loss += loss.item() * size / shape.samples
         is_last = piece.feed.piece.key.micro_batch == shape.numbers[-1]
         if is_last:
-            evaluation.add_loss(self._loss, shape.samples)
+            self._evaluation.add_loss(self._loss, shape.samples)
         if self._job.metrics:
-            evaluation.add_output(leaves, piece.target, size, ends_batch=is_last)
+            output = self._prepared.captured.unflatten_output(leaves)
+            self._evaluation.add(output, piece.target, size, ends_batch=is_last)
 
     async def _evaluation_over(self, step: int) -> bool:
         """As `_round_over`."""
@@ -320,10 +321,10 @@ class _Training:
         with self._ranks.together():
             if self._evaluation is not None:
                 evaluation, self._evaluation = self._evaluation, None
-                found = evaluation.result()
-                for failure in evaluation.failures:
+                found = evaluation.result(has_loss=not self._prepared.captured.unscored)
+                for failure in evaluation.said:
                     self._warn(failure)
-                evaluation.check_metric(step, found)
+                check_measured(self._job, step, found)
         found = self._ranks.shared(found)
         if numbers.needs_metric:
             numbers.note(step, found[name])

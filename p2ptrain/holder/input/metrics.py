@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from p2ptrain.errors import CaptureError, ScriptError, size_text
 from p2ptrain.holder.input.mini_batches import SampleReader
-from p2ptrain.job.job import LOSS, Metric, accumulates
+from p2ptrain.job.job import LOSS, Job, Metric, accumulates
 from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.sample_independence.division_probe import with_own_buffers
@@ -43,7 +43,7 @@ class _Accumulates(Protocol):
 
 
 class MetricValues:
-    """The metrics of one evaluation. One that fails is left out, and named.
+    """The metrics and the loss of one evaluation. A metric that fails is left out, and named.
 
     Attributes:
         failures: of those that failed: name -> how.
@@ -60,6 +60,7 @@ class MetricValues:
         self._over_all = over_all
         self._sums = dict.fromkeys(metrics, 0.0)
         self._samples = 0
+        self._loss, self._loss_samples = 0.0, 0
         self._kept: list[tuple[Any, Any]] = []
         self._updated = {n: cast(_Accumulates, m) for n, m in metrics.items() if accumulates(m)}
         self._batch: list[tuple[Any, Any]] = []  # pieces with which they are to be updated
@@ -88,6 +89,12 @@ class MetricValues:
             self._kept.append((output, target))
         self._samples += samples
 
+    def add_loss(self, loss: float, samples: int) -> None:
+        """Of a round: the mean over its samples."""
+        self._loss_samples += samples
+        share = samples / self._loss_samples
+        self._loss = loss if share == 1.0 else self._loss + (loss - self._loss) * share
+
     def _update(self) -> None:
         pieces, self._batch, self._batch_bytes = self._batch, [], 0
         if len(pieces) > 1:
@@ -97,10 +104,10 @@ class MetricValues:
             for piece in pieces:
                 self._try(name, lambda m=updated, given=piece: m.update(*given))  # type: ignore[misc]
 
-    def result(self, loss: float | None) -> dict[str, float]:
+    def result(self, *, has_loss: bool) -> dict[str, float]:
         """By name, with the loss over `eval_data` unless the job has a metric of that name.
 
-        Without any sample a mean is NaN. None: there is no such loss.
+        Without any sample a mean is NaN.
         """
         values: dict[str, float] = {}
         whole: list[tuple[Any, Any]] = []  # put together where a metric needs it
@@ -120,7 +127,15 @@ class MetricValues:
                 value = self._sums[name] / self._samples if self._samples else math.nan
             if value is not None and name not in self.failures:
                 values[name] = value
-        return values if loss is None else {LOSS: loss, **values}
+        return {LOSS: self._loss, **values} if has_loss else values
+
+    @property
+    def said(self) -> list[str]:
+        """A sentence for each metric that has failed."""
+        return [
+            f"the metric {name!r} failed, and is left out: {how}"
+            for name, how in self.failures.items()
+        ]
 
     def _try(self, name: str, act: Callable[[], Any]) -> Any:
         if name in self.failures:
@@ -131,6 +146,16 @@ class MetricValues:
         except RAISED as error:
             self.failures[name] = describe_user_error(error)
             return None
+
+
+def check_measured(job: Job, step: int, found: Mapping[str, float]) -> None:
+    """Raises ScriptError: a scheduler waits for a metric that the evaluation did not give."""
+    name = job.scheduler_metric
+    if job.numbers.needs_metric and name not in found:
+        raise ScriptError(
+            f"the scheduler waits for the metric {name!r}, which the evaluation after step "
+            f"{step} did not give"
+        )
 
 
 def number(value: Any) -> float:

@@ -3,7 +3,7 @@
 Synchronous training has two rounds under way at most: while the stages finish one, the first
 micro-batches of the next already wait at the first stage.
 
-Asynchronous training only orders and feeds:
+Asynchronous training only orders and feeds; an update is made before it counts:
 
     order t, t+1, ... ──► stages, each by itself ──► "update t is made" from all: step t + 1
 
@@ -27,11 +27,11 @@ from p2ptrain.holder.input.batch_counts import token_place
 from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch, LongerThanPlanned
+from p2ptrain.holder.input.metrics import MetricValues, check_measured
 from p2ptrain.holder.input.mini_batches import MiniBatch
 from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports
 from p2ptrain.holder.rounds.callback_runner import CallbackRunner
-from p2ptrain.holder.rounds.evaluation import RunningEvaluation
 from p2ptrain.holder.rounds.generation import HolderGeneration
 from p2ptrain.holder.rounds.late_batches import LateBatches
 from p2ptrain.holder.rounds.pause import JobPause
@@ -56,6 +56,7 @@ from p2ptrain.model.stage.random_operators import randomness_lock
 from p2ptrain.recovery.commit import AS_IT_IS, LEFT_OUT, SKIPPED, Seat
 from p2ptrain.recovery.loss_scale import LEAST_SCALE, MANY_SKIPPED, LossScale
 from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.asynchronous.async_executor import orders_under_way
 from p2ptrain.runtime.io.sample_division import SampleDivision
 
 ROUNDS_AHEAD = 2
@@ -122,6 +123,9 @@ class TrainingLoop:
         self._journal, self._lengthen = journal, lengthen
         self._pause = pause
         self._scale = prepared.loss_scale
+        assignment = generation.assignment
+        # without a barrier: mini-batches that the stages must know of, to end one
+        self._depth = None if assignment.asynchrony is None else orders_under_way(assignment.depths)
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
         self._found: asyncio.Queue[tuple[PlannedRound[MiniBatch], bool] | None] = asyncio.Queue(
             FOUND_AHEAD
@@ -135,7 +139,7 @@ class TrainingLoop:
         self._targets: asyncio.Queue[tuple[MicroBatchKey, object]] = asyncio.Queue(
             generation.evaluated_ahead
         )
-        self._evaluation: RunningEvaluation | None = None
+        self._evaluation: MetricValues | None = None
         self._data_watch = DataWatch()
         self._stepped_at: float | None = None
         self._token_place = token_place(prepared.captured.description)
@@ -147,6 +151,8 @@ class TrainingLoop:
     @property
     def _rounds_ahead(self) -> int:
         """Rounds that may be under way; a round's scale follows from how the one before ended."""
+        if self._depth is not None:
+            return self._depth
         return ROUNDS_AHEAD if self._scale is None else 1
 
     async def run(self) -> bool:
@@ -187,7 +193,6 @@ class TrainingLoop:
             await self._while_paused()
             if self._generation.draining.is_set() or self._is_stopped:
                 await self._no_more(ordered)
-                await self._ordered.put(None)
                 return
             trains = shape.mode is RoundMode.TRAIN
             order = RoundOrder(
@@ -212,7 +217,6 @@ class TrainingLoop:
             ordered += 1
         self._is_complete = self.new_size is None
         await self._no_more(ordered)
-        await self._ordered.put(None)
 
     async def _while_paused(self) -> None:
         """Order nothing while a person has paused the job."""
@@ -238,7 +242,10 @@ class TrainingLoop:
         return self._callbacks.stands_still_after(planned.round.step + 1)
 
     async def _no_more(self, rounds: int) -> None:
-        """So many were ordered in this generation; each ends by itself."""
+        """So many were ordered in this generation; with a barrier each ends by itself."""
+        if self._depth is not None:
+            await self._generation.no_more(rounds)
+        await self._ordered.put(None)
 
     async def _keep(self, planned: PlannedRound[MiniBatch]) -> bool:
         shape = planned.round
@@ -252,7 +259,20 @@ class TrainingLoop:
     async def _wants_checkpoint(
         self, checkpointer: Checkpointer, planned: PlannedRound[MiniBatch]
     ) -> bool:
-        """Whether the version after that round is written."""
+        """Whether the version after that round is written.
+
+        Without a barrier not where one would have to wait for another. Without orders the stages
+        stand still: to end a mini-batch they must know what comes, as many as there are stages
+        after it. So of those that must be written too close to each other, such as the borders of
+        very short epochs, the first one is.
+        """
+        due = checkpointer.due
+        if (
+            self._depth is not None
+            and due is not None
+            and planned.round.step + 1 - due < self._depth
+        ):
+            return False
         return await checkpointer.wants(planned.round.step + 1, ends_epoch=planned.ends_epoch)
 
     async def _feeds(self) -> AsyncGenerator[FeedItem, None]:
@@ -347,6 +367,12 @@ class TrainingLoop:
 
     async def _finish_step(self, order: RoundOrder) -> None:
         reports = await self._generation.tracker.complete(order.round.index)
+        if self._depth is not None:
+            # The update is made already: a callback that ends the job ends it after those made.
+            await self._callbacks.caught_up()
+            self._step(order.round.step + 1, order, reports)
+            self._round_over(order.round.step + 1, reports)
+            return
         coefficient = await self._generation.coefficient(order.round)
         is_left_out = False
         if order.leaves_out:
@@ -384,8 +410,7 @@ class TrainingLoop:
 
     def _step(self, step: int, order: RoundOrder, reports: Mapping[Seat, RoundReport]) -> None:
         """So many updates count."""
-        barriers = self._generation.assignment.asynchrony is None
-        norm = self._generation.gradient_norm if barriers else None
+        norm = self._generation.gradient_norm if self._depth is None else None
         rates = self._prepared.job.numbers.rates(order.numbers)
         scale, tokens = order.scale or None, self._tokens.pop(order.round.index, 0)
         self._reports.step(step, loss_of(reports), order.round.samples, rates, norm, scale, tokens)
@@ -431,8 +456,10 @@ class TrainingLoop:
 
     async def _finish_evaluation(self, order: RoundOrder, *, is_last: bool) -> None:
         """Of one round of it; the last one of an evaluation has the numbers."""
-        shape = order.round
-        evaluation = self._evaluation = self._evaluation or RunningEvaluation(self._prepared)
+        shape, prepared = order.round, self._prepared
+        if self._evaluation is None:
+            self._evaluation = MetricValues(prepared.job.metrics, prepared.over_all)
+        evaluation = self._evaluation
         if order.outputs:
             for number in range(shape.micro_batches):
                 await self._measure(evaluation, shape, number)
@@ -442,12 +469,13 @@ class TrainingLoop:
             return
         self._evaluation = None
         self._stepped_at = None
-        found = await run_in_background(evaluation.result)
-        evaluation.check_metric(shape.step, found)
-        await self._note_measured(shape.step, found.get(self._prepared.job.scheduler_metric))
+        has_loss = not prepared.captured.unscored
+        found = await run_in_background(partial(evaluation.result, has_loss=has_loss))
+        check_measured(prepared.job, shape.step, found)
+        await self._note_measured(shape.step, found.get(prepared.job.scheduler_metric))
         self._reports.evaluation(shape.step, found)
         self._replan_watcher.pause_over()
-        for failure in evaluation.failures:
+        for failure in evaluation.said:
             self._reports.warn(failure)
         if self._checkpointer is not None:
             self._checkpointer.evaluated(shape.step)
@@ -492,7 +520,7 @@ class TrainingLoop:
                 await self._report_evaluated(step, wanting[0])
         self._may_order.set()
 
-    async def _measure(self, evaluation: RunningEvaluation, shape: Round, number: int) -> None:
+    async def _measure(self, evaluation: MetricValues, shape: Round, number: int) -> None:
         key, target = await self._targets.get()
         assert key == MicroBatchKey(shape.index, number), "pieces are fed and evaluated in order"
         leaves = await self._generation.output(key)
@@ -501,7 +529,8 @@ class TrainingLoop:
 
         def measure() -> None:
             with randomness_lock:  # a metric may draw random numbers, and so may what computes
-                evaluation.add_output(tensors, target, shape.size(number), ends_batch=ends_batch)
+                output = self._prepared.captured.unflatten_output(tensors)
+                evaluation.add(output, target, shape.size(number), ends_batch=ends_batch)
 
         await run_in_background(measure)  # a slow one would silence this device's event loop
 

@@ -43,7 +43,7 @@ def test_a_metric_that_fails_is_named(error: BaseException) -> None:
         tried({"m": fails}, output, target)
     later = MetricValues({"m": fails, "ones": lambda output, _: output.mean()}, frozenset())
     later.add(output, target, 4)
-    assert later.result(None) == {"ones": 1.0}
+    assert later.result(has_loss=False) == {"ones": 1.0}
     assert later.failures["m"].startswith(type(error).__name__)
 
 
@@ -90,8 +90,9 @@ def test_an_output_that_no_metric_could_be_given_is_refused_before_training() ->
 def test_means_have_no_loss_where_there_is_none() -> None:
     means = MetricValues(_METRICS, frozenset())
     means.add(torch.ones(2), None, 2)
-    assert means.result(None) == {"mean": 1.0}
-    assert means.result(0.5) == {"loss": 0.5, "mean": 1.0}
+    assert means.result(has_loss=False) == {"mean": 1.0}
+    means.add_loss(0.5, 4)
+    assert means.result(has_loss=True) == {"loss": 0.5, "mean": 1.0}
 
 
 def _auroc(output: Tensor, target: Tensor) -> Tensor:
@@ -134,6 +135,6 @@ def test_metrics_that_are_no_means_are_computed_over_all_of_the_data() -> None:
     values = MetricValues(metrics, over_all)
     for piece, wanted in zip(output.split(4), target.split(4), strict=True):
         values.add(piece, wanted, len(piece))
-    found = values.result(None)
+    found = values.result(has_loss=False)
     whole = {name: float(metrics[name](output, target)) for name in ("auroc", "right", "count")}
     assert found == pytest.approx({**whole, "object": whole["auroc"]})
