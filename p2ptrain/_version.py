@@ -2,5 +2,5 @@
 
 __version__ = "0.1.0"
 
-PROTOCOL_VERSION = 10
+PROTOCOL_VERSION = 11
 """Version of the wire protocol. Devices with different numbers refuse each other in plain words."""

@@ -131,8 +131,10 @@ def done_line(event: events.Done) -> str:
     """The last line of a job."""
     kept = f", weights in {event.out}" if event.out else ""
     seconds = f"{event.seconds:.1f}" if event.seconds >= 1 else f"{event.seconds:.2g}"
+    made = counted(event.steps - event.steps_before, "step")
+    total = f", {event.steps:,} in all" if event.steps_before else ""
     return (
-        f"done: {counted(event.steps, 'step')} in {seconds} s "
+        f"done: {made} in {seconds} s{total} "
         f"({event.samples_per_s:,.1f} samples/s{_energy_text(event)}){kept}"
     )
 

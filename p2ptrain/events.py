@@ -318,6 +318,7 @@ class Recovered(Event):
 class Done(Event):
     """The job ended well; `out` is the weights' file or None.
 
+    `steps_before`: of `steps`, those that an earlier run had made; the seconds are of the others.
     `updates_left_out`: how many were not finite, where the job leaves such updates out.
     `energy_joules` is what the devices in `energy_of` have used meanwhile, each by its own counters
     and all that it does included; `energy_missing` says of others why they cannot tell.
@@ -333,6 +334,7 @@ class Done(Event):
     joules_per_sample: float | None = None
     energy_of: Mapping[str, float] = dataclasses.field(default_factory=dict)
     energy_missing: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    steps_before: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from p2ptrain.api.event_stream import EventReader, EventStream
 from p2ptrain.api.job_course import JobCourse
 from p2ptrain.api.job_desk import JobDesk
 from p2ptrain.api.progress import INTERVAL_SECONDS, Outcome, ProgressReporter
-from p2ptrain.api.sinks.open_sinks import RunSinks, asked_sinks
+from p2ptrain.api.sinks import RunSinks, asked_sinks
 from p2ptrain.errors import OptionError, RunCancelled, callback_note
 from p2ptrain.events import Event
 from p2ptrain.holder.rounds.pause import JobPause

@@ -262,6 +262,9 @@ def other_households(
     """Each with what is different; `used`: devices of the plan in force."""
     household, question = question.household, replace(question, near=None)
     candidates, links = household.candidates, household.links
+    if question.request.planner != "auto" and len(used) > 1:
+        alone = replace(question.request, planner="single")
+        yield WhatIf("alone", "one device", None), replace(question, request=alone)
     if links:
         doubled = {
             ends: ClusterLink(2 * link.bytes_per_s, link.latency_s) for ends, link in links.items()

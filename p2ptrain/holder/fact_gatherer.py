@@ -301,7 +301,8 @@ async def _predicted(what: WhatIf, question: PlanQuestion) -> WhatIf:
         plan = await search(question, SearchPriority.PROMPT)
     except Error as error:
         return replace(what, reason=str(error)[:500])
-    return replace(what, samples_per_s=plan.predicted.samples_per_s)
+    (name,) = plan.device_names if what.change == "alone" else (what.name,)
+    return replace(what, name=name, samples_per_s=plan.predicted.samples_per_s)
 
 
 def _failed(name: str, error: BaseException) -> None:

@@ -734,7 +734,9 @@ class JobTrainer:
         samples, seconds = self._reports.samples, self._reports.seconds
         where, left_out = str(out) if out else None, self._reports.updates_left_out
         await self._energy.fetch()
-        done = Done(steps, seconds, rate(samples, seconds), where, left_out)
+        before = steps - self._reports.steps_made
+        speed = rate(samples, seconds)
+        done = Done(steps, seconds, speed, where, left_out, steps_before=before)
         done = with_energy(done, self._energy.use, samples)
         self._callbacks.put(done)
         await self._callbacks.caught_up()

@@ -122,6 +122,15 @@ class PhotoFolder:
         with self._lock:
             return tuple(LabelCount(n, c.pictures) for n, c in self._count().items())
 
+    def label(self, text: str) -> str:
+        """The label that a person means by it; it need not have pictures.
+
+        Raises:
+            UserError: it cannot be one.
+        """
+        with self._lock:
+            return label_named(text, self._count())
+
     def add(self, label: str, content: bytes) -> Added:
         """Keep a picture under a label, once.
 

@@ -96,6 +96,7 @@ class PhotoRoutes:
 
         self._shown.add_routes(router, PATH)
         router.add_get(f"{PATH}/state", state)
+        router.add_get(f"{PATH}/label", self._label)
         router.add_get(f"{PATH}/picture", self._picture)
         router.add_put(f"{PATH}/picture", self._add)
         router.add_post(f"{PATH}/move", self._move)
@@ -121,6 +122,11 @@ class PhotoRoutes:
                 },
             }
         )
+
+    async def _label(self, request: web.Request) -> web.Response:
+        """Before pictures are sent under it."""
+        text = request.query.get("text", "")
+        return web.json_response({"label": await asyncio.to_thread(self._chosen().label, text)})
 
     async def _picture(self, request: web.Request) -> web.Response:
         label, file = request.query.get("label", ""), request.query.get("file", "")

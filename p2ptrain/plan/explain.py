@@ -240,6 +240,8 @@ def _changes(facts: JobFacts) -> Iterator[ExplainedPoint]:
 def _change_words(one: WhatIf) -> str:
     if one.change == "without":
         return f"without {one.name}"
+    if one.change == "alone":
+        return f"{one.name} alone (--planner single)"
     if one.change == "one more":
         return f"with one more device like {one.name}"
     return "with links twice as fast"

@@ -177,6 +177,7 @@ class _Training:
     async def run(self) -> None:
         """Train, and write the weights."""
         stage = self._stage
+        before = stage.step
         stopped = await self._course(self._prepared.steps)
         if stopped and self._prepared.evaluation is not None and stage.evaluated < stage.step:
             await self._course(stage.step)  # its evaluation
@@ -184,7 +185,8 @@ class _Training:
         self._job.numbers.end()
         seconds = monotonic() - self._began_at
         out, speed = self._options.out, rate(self._samples, seconds)
-        self._emit(Done(stage.step, seconds, speed, str(out) if out else None, self._left_out))
+        where = str(out) if out else None
+        self._emit(Done(stage.step, seconds, speed, where, self._left_out, steps_before=before))
         await self._callbacks_done()
 
     async def _course(self, steps: int | None) -> bool:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain import events
 from p2ptrain.aio import event_loop
 from p2ptrain.api.loading import collector_at_rest, load_training
-from p2ptrain.api.sinks.open_sinks import asked_sinks
+from p2ptrain.api.sinks import asked_sinks
 from p2ptrain.cli import arguments
 from p2ptrain.cli.commands.train_arguments import (
     add_asynchronous,

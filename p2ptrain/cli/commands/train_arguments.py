@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from p2ptrain.api.sinks import check_trackers, command_words
 from p2ptrain.cli import arguments
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
 from p2ptrain.cli.usage import Options, UsageError, check_folders
@@ -204,6 +205,12 @@ def check_options(args: argparse.Namespace) -> None:
         )
     if args.local and args.private:
         raise UsageError("--local sends nothing anywhere: leave out --private")
+    try:
+        check_trackers(args.report_to)
+        if args.notify is not None:
+            command_words(args.notify)
+    except OptionError as error:
+        raise UsageError(str(error)) from error
     check_tiling(args)
     if args.planner == "tiles" and (args.private or args.mode == "async"):
         raise UsageError(

@@ -187,3 +187,35 @@ async def _asked(index: int, device: str, ask: Ask) -> NonFiniteFinding | None:
     except (Error, TimeoutError) as error:
         log.info("not_diagnosed", device=device[:12], why=str(error) or "it took too long")
         return None
+
+
+DIVERGED = 4.0
+"""Times a loss is as far from zero as the first one, where it is far above it."""
+
+DIVERGED_STEPS = 4
+"""In a row: a single mini-batch says little."""
+
+
+class LossWatch:
+    """Notices, once, that the loss of an asynchronous training stays far above the first one.
+
+    Args:
+        depth: mini-batches under way; with one all weights are as new as in rounds.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self._is_over = depth < 2
+        self._first: float | None = None
+        self._above = 0
+
+    def note(self, step: int, loss: float) -> str | None:
+        """The next loss; returns what to say to the user."""
+        first = self._first = loss if self._first is None else self._first
+        self._above = self._above + 1 if loss > first + (DIVERGED - 1) * abs(first) else 0
+        if self._is_over or self._above < DIVERGED_STEPS:
+            return None
+        self._is_over = True
+        return (
+            f"the loss is {loss:.4g} at step {step}, and was {first:.4g} at first: updates by "
+            "older weights (--mode async) may diverge. Try a smaller learning rate, or --mode sync"
+        )

@@ -35,6 +35,7 @@ from p2ptrain.holder.rounds.callback_runner import CallbackRunner
 from p2ptrain.holder.rounds.generation import HolderGeneration
 from p2ptrain.holder.rounds.late_batches import LateBatches
 from p2ptrain.holder.rounds.pause import JobPause
+from p2ptrain.holder.rounds.round_results import LossWatch
 from p2ptrain.holder.rounds.trained_weights import TrainedWeights
 from p2ptrain.holder.snapshots.checkpointer import Checkpointer
 from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
@@ -126,6 +127,7 @@ class TrainingLoop:
         assignment = generation.assignment
         # without a barrier: mini-batches that the stages must know of, to end one
         self._depth = None if assignment.asynchrony is None else orders_under_way(assignment.depths)
+        self._loss_watch = LossWatch(assignment.depths[0])
         self._ahead = asyncio.Semaphore(self._rounds_ahead)
         self._found: asyncio.Queue[tuple[PlannedRound[MiniBatch], bool] | None] = asyncio.Queue(
             FOUND_AHEAD
@@ -370,8 +372,11 @@ class TrainingLoop:
         if self._depth is not None:
             # The update is made already: a callback that ends the job ends it after those made.
             await self._callbacks.caught_up()
-            self._step(order.round.step + 1, order, reports)
-            self._round_over(order.round.step + 1, reports)
+            step = order.round.step + 1
+            self._step(step, order, reports)
+            if warning := self._loss_watch.note(step, loss_of(reports)):
+                self._reports.warn(warning)
+            self._round_over(step, reports)
             return
         coefficient = await self._generation.coefficient(order.round)
         is_left_out = False

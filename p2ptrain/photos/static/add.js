@@ -83,10 +83,18 @@ function showLabels() {
   showTiles();
 }
 
-$("new-label").addEventListener("submit", (event) => {
+$("new-label").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const name = $("label-name").value.normalize("NFC").trim().replace(/\s+/g, " ");
-  if (!name) return;
+  const text = $("label-name").value;
+  if (!text.trim()) return;
+  let name;
+  try {
+    name = (await ask(`/add/label?text=${encodeURIComponent(text)}`)).label;
+  } catch (error) {
+    put("sent", error.message);
+    return;
+  }
+  put("sent", "");
   const known = labels().find((other) => other.toLowerCase() === name.toLowerCase());
   if (!known) own.add(name);
   active = known ?? name;

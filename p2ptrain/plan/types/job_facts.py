@@ -80,11 +80,12 @@ class WhatIf:
     """What the planner predicts for another household.
 
     Attributes:
-        change: without `name`, with one more device like `name`, or with links twice as fast.
+        change: without `name`, with one more device like `name`, with links twice as fast, or
+            `name` alone, which only planner auto considers by itself.
         samples_per_s: None: no plan fits, for that reason.
     """
 
-    change: Literal["now", "without", "one more", "faster links"]
+    change: Literal["now", "without", "one more", "faster links", "alone"]
     name: _Name
     samples_per_s: _Number | None
     reason: _Reason = ""

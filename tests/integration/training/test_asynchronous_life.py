@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import TensorDataset
 
 from p2ptrain.errors import OptionError, PlanError, TrainingError
-from p2ptrain.events import Event, Plan, Step
+from p2ptrain.events import Event, Plan, Step, Warning
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import ReplanMethod, TrainOptions
+from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from p2ptrain.state.checkpoint_files import load
 from tests.integration.training.delayed import Generations, by_formula, cut_of, delayed_job, options
@@ -69,6 +73,23 @@ async def test_who_leaves_hands_its_work_over_and_nothing_is_computed_again() ->
         assert version == told >= 8
         assert (len(first), len(second)) == (3, 2)
         generations.assert_by_formula(job, delayed_job, STASHED, STEPS)
+
+
+@pytest.mark.parametrize(("lr", "is_warned"), [(0.01, False), (0.05, True)])
+async def test_a_loss_that_rises_far_above_the_first_one_is_warned_of_once(
+    lr: float, is_warned: bool
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 1))
+    data = TensorDataset(x := torch.randn(64, 8), 3 * x.sum(1, keepdim=True))
+    job = Job(model, data, nn.functional.mse_loss, SGD(lr=lr), batch_size=8, epochs=2)
+    async with devices(3) as household:
+        with suppress(TrainingError):  # it ends in NaN
+            await household.holder_run(job, options(3, STASHED, 15)).run()
+        said = [event.message for event in household.events if isinstance(event, Warning)]
+        of_loss = [message for message in said if "may diverge" in message]
+        assert len(of_loss) == is_warned, household.losses
+        assert all("--mode sync" in message for message in of_loss)
 
 
 async def test_who_comes_is_taken_in() -> None:

@@ -92,6 +92,9 @@ async def test_a_resumed_job_continues_its_curve_on_another_number_of_devices(
         await household.holder_run(resumed, second).run()
         assert begun + household.losses == wanted.losses
         assert steps_of(household) == [5, 6]
+        done = household.events[-1]
+        assert isinstance(done, Done)
+        assert (done.steps, done.steps_before) == (6, 4)
     assert_same_weights(resumed, wanted)
 
 

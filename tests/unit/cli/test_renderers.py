@@ -187,3 +187,5 @@ def test_a_short_job_has_taken_some_time(seconds: float, text: str) -> None:
         describe(events.Done(5, seconds, 114.0, None))
         == f"done: 5 steps in {text} (114.0 samples/s)"
     )
+    resumed = events.Done(50, seconds, 114.0, None, steps_before=45)
+    assert describe(resumed) == f"done: 5 steps in {text}, 50 in all (114.0 samples/s)"

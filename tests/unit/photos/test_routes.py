@@ -75,6 +75,12 @@ async def test_pictures_come_into_the_chosen_folder_and_labels_are_corrected(
     phone = await _let_in(browser, url)
     status, added = await phone.send("Äpfel & co", picture(1))
     assert (status, added["label"], added["is_new"]) == (200, "Äpfel & co", True)
+    named = await phone.ask("GET", "/add/label", params={"text": " äpfel  & CO"})
+    assert named == (200, {"label": "Äpfel & co"})
+    assert await phone.ask("GET", "/add/label", params={"text": "a/b"}) == (
+        409,
+        {"error": "that cannot be a label: it has a /, which no folder can have everywhere"},
+    )
     both = await asyncio.gather(*(phone.send("pears", picture(2)) for _ in range(6)))
     assert sum(body["is_new"] for _, body in both) == 1
     assert (fruit / "Äpfel & co" / added["file"]).read_bytes() == picture(1)

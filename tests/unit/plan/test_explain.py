@@ -86,6 +86,10 @@ def test_the_planners_answers_are_compared() -> None:
     assert "one more device like laptop, 50% faster" in advice.text
     same = replace(FACTS, what_ifs=FACTS.what_ifs[:2])
     assert "none of this" in about(same, "advice")[0].text
+    alone = replace(FACTS, what_ifs=(FACTS.what_ifs[0], WhatIf("alone", "laptop", 130.0)))
+    assert about(alone, "change")[0].text == (
+        "laptop alone (--planner single): 130 samples/s by the plan, 30% faster"
+    )
 
 
 def test_speed_and_idle_devices() -> None:

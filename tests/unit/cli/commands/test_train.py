@@ -151,6 +151,8 @@ def test_local_needs_no_node(
             "--replicate needs --mode async --planner ftpipehd",
         ),
         (["--mode", "async", "--repartition", "5,5"], "--repartition needs --mode async"),
+        (["--notify", "no-such-program-7"], "--notify 'no-such-program-7': there is no such"),
+        (["--report-to", "tensorbord"], "give one of wandb, mlflow, trackio"),
     ],
 )
 def test_wrong_usage_is_reported_before_the_network_is_touched(

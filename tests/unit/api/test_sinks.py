@@ -14,15 +14,16 @@ from typing import Any
 import pytest
 
 from p2ptrain import events
-from p2ptrain.api.sinks import open_sinks
-from p2ptrain.api.sinks.open_sinks import (
+from p2ptrain.api import sinks
+from p2ptrain.api.sinks import (
     TRACKERS,
-    NotifySettings,
     NotifySink,
     RunSinks,
+    Sink,
+    SinkThread,
     TensorBoardSink,
+    TrackerSink,
 )
-from p2ptrain.api.sinks.sink import Sink, SinkSettings, SinkThread
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Done, Eval, Event, Step, Waiting
 
@@ -41,10 +42,10 @@ async def given(sink: Sink, *happened: Event) -> list[str]:
         assert isinstance(event, events.Warning)
         said.append(event.message)
 
-    sinks = RunSinks([sink], warn)
+    run = RunSinks([sink], warn)
     for event in happened:
-        sinks.put(event)
-    await sinks.close()
+        run.put(event)
+    await run.close()
     return said
 
 
@@ -81,13 +82,13 @@ async def test_tensorboard_files_have_every_number(tmp_path: Path) -> None:
     ("make", "words"),
     [
         (lambda: TensorBoardSink(Path("x")), r"pip install 'p2ptrain\[tensorboard\]'"),
-        *((lambda n=n: TRACKERS[n]({}), f"pip install {n}") for n in TRACKERS),
+        *((lambda n=n: TrackerSink(n, {}), f"pip install {n}") for n in TRACKERS),
     ],
 )
 def test_what_is_not_installed_is_refused_with_the_line_that_installs_it(
     monkeypatch: pytest.MonkeyPatch, make: Callable[[], Sink], words: str
 ) -> None:
-    monkeypatch.setattr(open_sinks, "_has", lambda module: False)
+    monkeypatch.setattr(sinks, "_has", lambda module: False)
     with pytest.raises(OptionError, match=words):
         make()
 
@@ -105,7 +106,7 @@ async def test_trackers_get_the_same_numbers(monkeypatch: pytest.MonkeyPatch, na
         setattr(library, one, note(one))
     library.__spec__ = types.SimpleNamespace()  # type: ignore[assignment]
     monkeypatch.setitem(sys.modules, name, library)
-    assert not await given(TRACKERS[name]({"seed": 3}), *STEPS, events.Error("gone"))
+    assert not await given(TrackerSink(name, {"seed": 3}), *STEPS, events.Error("gone"))
     logged = [given[0] for what, given in calls if what in ("log", "log_metrics")]
     assert [one.get("train/loss") for one in logged] == [0.5, 0.25, None]
     assert logged[2] == {"eval/accuracy": 0.75}
@@ -117,27 +118,23 @@ async def test_trackers_get_the_same_numbers(monkeypatch: pytest.MonkeyPatch, na
         assert not any(one.startswith(f"{other}/") for one in files for other in files)
 
 
-class Broken:
+class Broken(Sink):
     """Fails at its first event."""
 
-    name, goes_on = "--log-dir", False
+    name = "--log-dir"
 
     def __init__(self) -> None:
         self.taken = 0
-
-    def begin(self) -> None: ...
 
     def take(self, event: Event) -> None:
         self.taken += 1
         raise OSError("no space left on the disk")
 
-    def end(self) -> None: ...
 
-
-class Slow:
+class Slow(Sink):
     """Takes nothing until `go` is set."""
 
-    name, goes_on = "slow", False
+    name = "slow"
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -149,8 +146,6 @@ class Slow:
     def take(self, event: Event) -> None:
         self.taken.append(event)
 
-    def end(self) -> None: ...
-
 
 async def test_a_sink_that_fails_ends_with_one_warning() -> None:
     sink = Broken()
@@ -161,7 +156,7 @@ async def test_a_sink_that_fails_ends_with_one_warning() -> None:
 
 def test_a_slow_sink_misses_the_oldest_and_delays_no_one() -> None:
     sink = Slow()
-    thread = SinkThread(sink, SinkSettings(most_waiting=2))
+    thread = SinkThread(sink, most_waiting=2)
     for event in STEPS:
         thread.put(event)
     sink.go.set()
@@ -172,7 +167,7 @@ def test_a_slow_sink_misses_the_oldest_and_delays_no_one() -> None:
 
 def test_one_that_hangs_is_not_waited_for() -> None:
     sink = Slow()
-    thread = SinkThread(sink, SinkSettings(end_seconds=0.01))
+    thread = SinkThread(sink, end_seconds=0.01)
     thread.close()
     assert "not done in time" in (thread.trouble() or "")
     sink.go.set()
@@ -201,9 +196,7 @@ async def test_the_command_gets_what_needs_a_person_on_its_input(tmp_path: Path)
 async def test_a_command_that_fails_is_a_warning_and_is_run_again(code: str, words: str) -> None:
     command = f'"{sys.executable}" -S -c "{code}"'
     seconds = 0.2 if "longer" in words else 20.0
-    said = await given(
-        NotifySink(command, NotifySettings(seconds)), Waiting("a"), events.Error("b")
-    )
+    said = await given(NotifySink(command, seconds), Waiting("a"), events.Error("b"))
     assert said[-1].startswith("--notify: ")
     assert words in said[-1]
 
