@@ -45,17 +45,29 @@ from p2ptrain.mesh.trust.pairing_window import KnownCodes, PairingWindow
 from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.messages.assign import Fetches
 from p2ptrain.messages.assignment import Assignment, StageAssignment
-from p2ptrain.messages.job_requests import PrepareReply, StateRequest
-from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
+from p2ptrain.messages.job_requests import (
+    LinksAnswer,
+    LinksAsked,
+    PrepareReply,
+    ProfileAnswer,
+    ProfileAsked,
+    StateRequest,
+)
 from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, SharingLimits
-from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder
+from p2ptrain.messages.round_orders import (
+    Commit,
+    EndOfRounds,
+    FailureReport,
+    GenerationKey,
+    RoundOrder,
+)
 from p2ptrain.messages.snapshots import (
     BackupAssignment,
+    RangeRequest,
     RetainSnapshots,
     SnapshotKept,
     SnapshotOffer,
 )
-from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.messages.tensors import (
     MicroBatchKey,
     MicroBatchSlice,
@@ -63,7 +75,6 @@ from p2ptrain.messages.tensors import (
     ResendSamples,
     StreamId,
 )
-from p2ptrain.messages.transfers import RangeRequest
 from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.stage.optimizer_spec import (

@@ -13,14 +13,14 @@ from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import LinkSpeed, Mesh
 from p2ptrain.messages.calls import Hangs, call_while_it_works, read_part
-from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
-from p2ptrain.messages.measured import (
+from p2ptrain.messages.job_requests import (
     MOST_SAMPLES,
     LinksAnswer,
     LinksAsked,
     ProfileAnswer,
     ProfileAsked,
 )
+from p2ptrain.messages.kinds import MEASURE_LINKS, MEASURE_PROFILE, MEASURED
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.fields import LARGE, limited
 from p2ptrain.net.message import Message, PartsAllocator

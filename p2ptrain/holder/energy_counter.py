@@ -16,8 +16,8 @@ from p2ptrain.errors import Error
 from p2ptrain.events import Done
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
+from p2ptrain.messages.job_requests import EnergyReply
 from p2ptrain.messages.kinds import ENERGY
-from p2ptrain.messages.measured import EnergyReply
 from p2ptrain.net.message import Message
 from p2ptrain.plan.types.job_facts import EnergyFacts
 from p2ptrain.process.energy import EnergyMeter, EnergyReading

@@ -1,20 +1,24 @@
-"""Orders, commits and reports of rounds; how far feeding runs ahead."""
+"""Orders, commits and reports of rounds, and what the holder asks about them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeAlias
 
 from p2ptrain.job.rounds import Round
-from p2ptrain.messages.snapshots import VERSIONS_LIMIT
 from p2ptrain.model.stage.optimizer_form import Columns
 from p2ptrain.net.fields import FrameFields
-from p2ptrain.net.forms import Count, Flat, Id, Key, Length, Range
+from p2ptrain.net.forms import Bytes, Count, Flat, Id, Key, Length, Positive, Range, Rare, Text
+from p2ptrain.plan.types.memory_budgets import MemoryShortage
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.loss_scale import FLOAT32_MAX, LEAST_SCALE
 from p2ptrain.recovery.version import VersionRow
+
+VERSIONS_LIMIT = 8
+"""Most versions named at once: those to go back to, and those that a checkpoint is written of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +109,96 @@ class EndOfRounds(FrameFields):
         return EndOfRounds.read(fields) if "end" in fields else None
 
 
+FED_AHEAD = 2
+"""Inputs that the holder sends before the stage has begun the piece before them."""
+
+LOADED_AHEAD = 4
+
+
+NORMS_PER_MESSAGE = 256
+
+FAILURE_LIMIT_CHARACTERS = 1500
+
+AnyFloat: TypeAlias = Annotated[float, Range(-math.inf, math.inf, finite=False)]
+
+
 @dataclass(frozen=True, slots=True)
-class RoundReport:
+class RoundReport(FrameFields):
     """A stage's report to the holder when all of a round but the update is done.
 
     Attributes:
         loss: weighted sum of the pieces' losses; 0.0 except at the last stage.
         finite: whether all that the update needs is; else no stage makes it.
-        busy: what its tasks took in the compute thread since the last report.
+        busy_seconds, cpu_seconds: what its tasks took in the compute thread since the last report.
+        free_bytes: memory that is free on the device, which the sender adds.
     """
 
-    round: int
-    loss: float
-    busy: CpuSpan
-    finite: bool = True
+    round: Count
+    loss: AnyFloat
+    finite: bool
+    busy_seconds: AnyFloat
+    cpu_seconds: AnyFloat
+    free_bytes: Bytes
+
+    @property
+    def busy(self) -> CpuSpan:
+        """Both seconds."""
+        return CpuSpan(self.busy_seconds, self.cpu_seconds)
 
 
-FED_AHEAD = 2
-"""Inputs that the holder sends before the stage has begun the piece before them."""
+@dataclass(frozen=True, slots=True)
+class NormsReport(FrameFields):
+    """Norms of a stage's gradients from parameter `first` on; None: no gradient."""
 
-LOADED_AHEAD = 4
+    round: Count
+    first: Count
+    norms: Annotated[tuple[AnyFloat | None, ...], Length(NORMS_PER_MESSAGE)]
+
+
+@dataclass(frozen=True, slots=True)
+class FailureReport(FrameFields):
+    """Why a stage does not go on.
+
+    Attributes:
+        cause: `not_finite`, `refused` (a frame of `sender`), `memory`, `user`, `peer`, `bug`, or
+            `link` (to `peer`, which has ended or is `back`).
+        message: for the user.
+        step, micro_batch, held_as, is_update: where a value is not finite.
+        short: which memory the device ran out of.
+    """
+
+    cause: Annotated[str, Text(16)]
+    message: Annotated[str, Text(FAILURE_LIMIT_CHARACTERS, clean=True)]
+    step: Positive | None = None
+    micro_batch: Count | None = None
+    held_as: Count | None = None
+    is_update: Annotated[bool, Rare()] = False
+    sender: Id | None = None
+    short: MemoryShortage | None = None
+    peer: Id | None = None
+    back: Annotated[bool, Rare()] = False
+
+    def __post_init__(self) -> None:
+        if self.cause == "not_finite" and self.step is None:
+            raise ValueError("a value that is not finite, without its step")
+        if self.cause == "refused" and self.sender is None:
+            raise ValueError("a frame was refused, without its sender")
+        if self.cause == "memory" and self.short is None:
+            raise ValueError("out of memory, without how much there is")
+        if self.cause == "link" and self.peer is None:
+            raise ValueError("a link, without the device at its other end")
+
+
+@dataclass(frozen=True, slots=True)
+class RoundQuestion(FrameFields):
+    """What came into a device's stages in that round?"""
+
+    round: Count
+
+
+@dataclass(frozen=True, slots=True)
+class DiagnoseRequest(FrameFields):
+    """Where did the micro-batch that this stage still holds stop being finite?"""
+
+    stage: Count
+    held_as: Count

@@ -166,7 +166,8 @@ class StageExecutor(ABC):
         busy, self._busy = self._busy, CpuSpan(0.0, 0.0)
         is_finite, self._is_finite = self._is_finite, True
         await self._reach("done.send.before", order)
-        await self._links.report(RoundReport(order.round.index, loss, busy, is_finite))
+        report = RoundReport(order.round.index, loss, is_finite, busy.wall, busy.cpu, 0)
+        await self._links.report(report)
         await self._reach("done.send.after", order)
 
     # -- pieces ----------------------------------------------------------------------------------

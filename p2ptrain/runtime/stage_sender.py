@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from time import monotonic
 
@@ -28,8 +29,13 @@ from p2ptrain import failpoints
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import DONE, NORMS
-from p2ptrain.messages.round_orders import RoundOrder, RoundReport, StageKey
-from p2ptrain.messages.stage_reports import NORMS_PER_MESSAGE, DoneFields, NormsReport
+from p2ptrain.messages.round_orders import (
+    NORMS_PER_MESSAGE,
+    NormsReport,
+    RoundOrder,
+    RoundReport,
+    StageKey,
+)
 from p2ptrain.messages.tensors import MicroBatchKey, MicroBatchSlice, SampleRange, StreamId, Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage import cross_stage_gradients
@@ -170,7 +176,7 @@ class LiveStageSender:
         """Report to the holder."""
         fields = {
             **StageKey(self._assignment.key, self._index).fields(),
-            **DoneFields.of(report, self._free_memory.bytes_now(monotonic())).fields(),
+            **replace(report, free_bytes=self._free_memory.bytes_now(monotonic())).fields(),
         }
         await self._shell.mesh.send(self._assignment.holder, Message(DONE, fields))
 

@@ -24,7 +24,7 @@ from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.calls import read_beside
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
 from p2ptrain.messages.round_orders import GenerationKey
-from p2ptrain.messages.transfers import ManifestReply, RangeRequest, StateKey
+from p2ptrain.messages.snapshots import ManifestReply, RangeRequest, StateKey
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net.fields import LARGE, decoded, limited, part_of
 from p2ptrain.net.message import Message, Priority

@@ -31,7 +31,7 @@ import torch
 from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
-from p2ptrain.messages.transfers import ManifestReply, RangeRequest, StateKey
+from p2ptrain.messages.snapshots import ManifestReply, RangeRequest, StateKey
 from p2ptrain.net import cbor
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.recovery.version import Version

@@ -23,9 +23,14 @@ from p2ptrain.errors import Error, ProtocolError, TooLarge, TrainingError, size_
 from p2ptrain.events import Event
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import GONE, Mesh, display_name
-from p2ptrain.messages.job_requests import ModelRequest
+from p2ptrain.messages.job_requests import (
+    LinksAnswer,
+    LinksAsked,
+    ModelRequest,
+    ProfileAnswer,
+    ProfileAsked,
+)
 from p2ptrain.messages.kinds import FETCH_MODEL, MEASURE_LINKS, MEASURE_PROFILE, MODEL_LIMIT_BYTES
-from p2ptrain.messages.measured import LinksAnswer, LinksAsked, ProfileAnswer, ProfileAsked
 from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text

@@ -23,7 +23,7 @@ from p2ptrain.errors import Error, PeerError, TooLarge, size_text
 from p2ptrain.job.given_weights import stored_here
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.messages.assignment import Assignment, StageAssignment
-from p2ptrain.messages.stage_reports import FailureReport
+from p2ptrain.messages.round_orders import FailureReport
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.mutated_state import unchanging_names
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio, trained_parameters

@@ -23,8 +23,7 @@ from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import AcceleratorFailed, Error, PeerError, ProtocolError, UserError
 from p2ptrain.job.asynchrony import WeightDelays
 from p2ptrain.messages.assignment import Assignment, StageAssignment
-from p2ptrain.messages.round_orders import Commit, RoundOrder
-from p2ptrain.messages.stage_reports import FailureReport
+from p2ptrain.messages.round_orders import Commit, FailureReport, RoundOrder
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.optimizer import AVERAGE, StageOptimizer, trained_parameters
 from p2ptrain.model.stage.optimizer_form import OptimizerSpec

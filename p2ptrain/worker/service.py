@@ -26,7 +26,14 @@ from p2ptrain.mesh.interface import (
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import MessageRoute, read_part
 from p2ptrain.messages.findings import FindingFields
-from p2ptrain.messages.job_requests import FactsRequest, JobEnd, JobKept, StateRequest
+from p2ptrain.messages.job_requests import (
+    EnergyReply,
+    FactsRequest,
+    JobEnd,
+    JobKept,
+    ProfileAsked,
+    StateRequest,
+)
 from p2ptrain.messages.kinds import (
     ALIVE,
     ARRIVED,
@@ -53,13 +60,20 @@ from p2ptrain.messages.kinds import (
     STATE_REPORT,
     VERSIONS_KEEP,
 )
-from p2ptrain.messages.measured import EnergyReply, ProfileAsked
 from p2ptrain.messages.plan_request import PassedOver
 from p2ptrain.messages.requesters import Due
-from p2ptrain.messages.round_orders import Commit, EndOfRounds, GenerationKey, RoundOrder, StageKey
+from p2ptrain.messages.round_orders import (
+    Commit,
+    DiagnoseRequest,
+    EndOfRounds,
+    FailureReport,
+    GenerationKey,
+    RoundOrder,
+    RoundQuestion,
+    StageKey,
+)
 from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, SnapshotOffer
 from p2ptrain.messages.spans import SpanColumns, SpansReply, SpansRequest
-from p2ptrain.messages.stage_reports import DiagnoseRequest, FailureReport, RoundQuestion
 from p2ptrain.model.stage.failures import NonFiniteUnit
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.fields import SMALL, limited

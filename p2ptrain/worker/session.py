@@ -25,9 +25,8 @@ from p2ptrain.messages.calls import read_part
 from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRequest
 from p2ptrain.messages.kinds import PREPARE, STATE_REPORT
 from p2ptrain.messages.requesters import Booking
-from p2ptrain.messages.round_orders import Commit, GenerationKey, RoundOrder
+from p2ptrain.messages.round_orders import Commit, FailureReport, GenerationKey, RoundOrder
 from p2ptrain.messages.snapshots import BackupAssignment
-from p2ptrain.messages.stage_reports import FailureReport
 from p2ptrain.net.message import Message
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.recovery.commit import Coefficient

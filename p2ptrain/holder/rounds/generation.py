@@ -43,16 +43,14 @@ from p2ptrain.messages.kinds import (
 )
 from p2ptrain.messages.round_orders import (
     Commit,
-    EndOfRounds,
-    RoundOrder,
-    StageKey,
-)
-from p2ptrain.messages.stage_reports import (
     DiagnoseRequest,
-    DoneFields,
+    EndOfRounds,
     FailureReport,
     NormsReport,
+    RoundOrder,
     RoundQuestion,
+    RoundReport,
+    StageKey,
 )
 from p2ptrain.messages.tensors import MicroBatchKey, StreamId, Value
 from p2ptrain.model.graph.description import ModelDescription
@@ -381,9 +379,9 @@ class HolderGeneration:
     def _done(self, peer: str, message: Message) -> None:
         stage = self._stage(peer, message)
         if stage is not None:
-            done = DoneFields.read(message.fields)
-            self._free_bytes[peer] = done.free_bytes
-            self.tracker.report((stage, peer), done.report)
+            report = RoundReport.read(message.fields)
+            self._free_bytes[peer] = report.free_bytes
+            self.tracker.report((stage, peer), report)
 
     async def _norm(self, peer: str, message: Message) -> None:
         stage = self._stage(peer, message)

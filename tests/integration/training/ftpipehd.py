@@ -12,7 +12,6 @@ from p2ptrain.events import Plan
 from p2ptrain.job.asynchrony import PLANNER, AsyncOptions, FtpipehdOptions
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.round_orders import RoundReport
-from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.runtime.stage_sender import LiveStageSender
 from p2ptrain.worker import device_profile
 from tests.integration.training.delayed import options
@@ -42,7 +41,7 @@ class Speeds:
             me = links._shell.mesh.self_id
             factors = {memory_id(name): factor for name, factor in self.factors.items()}
             seconds = (place.end - place.first) * sum(UNIT_SECONDS) * factors.get(me, 1.0)
-            await report(links, replace(said, busy=CpuSpan(seconds, seconds)))
+            await report(links, replace(said, busy_seconds=seconds, cpu_seconds=seconds))
 
         async def counted(*asked: Any, **more: Any) -> Mapping[str, Any]:
             self.profiled += 1

@@ -25,7 +25,6 @@ from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.plan.replan.hysteresis import ReplanDecision
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process import child_process
-from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.runtime.stage_sender import LiveStageSender
 from p2ptrain.worker import device_profile
 from p2ptrain.worker.leave import hand_over
@@ -107,7 +106,7 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         place = links._assignment.stages[links._index]
         seconds = MICRO_BATCHES * (place.end - place.first) * sum(UNIT_SECONDS)
         wall = seconds * factors.get(links._shell.mesh.self_id, 1.0)
-        await report(links, replace(said, busy=CpuSpan(wall, seconds)))
+        await report(links, replace(said, busy_seconds=wall, cpu_seconds=seconds))
 
     make_up_profiles(monkeypatch)
     monkeypatch.setattr(LiveStageSender, "report", reported)

@@ -17,7 +17,6 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds
 from p2ptrain.runtime.stage_sender import LiveStageSender
@@ -59,7 +58,7 @@ class Rounds:
         async def reported(links: LiveStageSender, said: RoundReport) -> None:
             me = links._shell.mesh.self_id
             due, factor = rounds.expected[links._index, me], rounds.factors.get(me, 1.0)
-            await report(links, replace(said, busy=CpuSpan(due.wall * factor, due.cpu)))
+            await report(links, replace(said, busy_seconds=due.wall * factor, cpu_seconds=due.cpu))
 
         make_up_profiles(monkeypatch)
         monkeypatch.setattr(plan_step, "expected_seconds", expected)

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.job.rounds import Round, RoundMode
-from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.messages.round_orders import VERSIONS_LIMIT, RoundOrder
 from p2ptrain.messages.snapshots import (
     REASON_LIMIT,
-    VERSIONS_LIMIT,
     BackupAssignment,
     RetainSnapshots,
     SnapshotKept,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from p2ptrain.errors import LinkClosed, PeerError, ProtocolError
 from p2ptrain.messages.kinds import STATE_MANIFEST, STATE_READ
-from p2ptrain.messages.transfers import ManifestReply, RangeRequest
+from p2ptrain.messages.snapshots import ManifestReply, RangeRequest
 from p2ptrain.model.wire.tensor_codec import pack
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.recovery.version import Version

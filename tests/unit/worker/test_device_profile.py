@@ -17,7 +17,7 @@ from torch.nn.functional import cross_entropy
 from p2ptrain.errors import AcceleratorFailed, InternalError, OptionError
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.messages.calls import read_part
-from p2ptrain.messages.measured import ProfileAnswer, ProfileAsked
+from p2ptrain.messages.job_requests import ProfileAnswer, ProfileAsked
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.net.message import Message
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage

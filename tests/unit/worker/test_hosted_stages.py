@@ -20,7 +20,7 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.assignment import Assignment, StageAssignment
 from p2ptrain.messages.kinds import STATE_MANIFEST
 from p2ptrain.messages.round_orders import GenerationKey
-from p2ptrain.messages.transfers import StateKey
+from p2ptrain.messages.snapshots import StateKey
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.graph.description import ModelDescription
