@@ -71,7 +71,12 @@ class FreeMemoryGauge:
 
 
 class LiveStageSender:
-    """Implements `StageSender` for one stage over the tensor router."""
+    """Implements `StageSender` for one stage over the tensor router.
+
+    Attributes:
+        index, place: the stage.
+        shell: this device.
+    """
 
     def __init__(
         self,
@@ -82,14 +87,14 @@ class LiveStageSender:
         shell: LocalDevice,
     ) -> None:
         self._assignment = assignment
-        self._index = index
+        self.index = index
         self._stage = stage
         self._description = description
         self._users = shared_tensors(assignment, description)
         self._tied = [name for name in sorted(self._users) if index in self._users[name]]
         self._chained = frozenset(tied_chains(assignment, description))
-        self._shell = shell
-        self._place = assignment.stages[index]
+        self.shell = shell
+        self.place = assignment.stages[index]
         self._divisions = divisions(assignment)
         self._last = len(assignment.stages) - 1
         self._is_answered = gradients_come_back(assignment, description, index)
@@ -108,8 +113,8 @@ class LiveStageSender:
         come back, as in an evaluation."""
         if piece.mode is RoundMode.EVAL or not self._is_answered:
             await self._credits[device].acquire()
-        stream = self._stream(self._index + 1, ACTIVATIONS)
-        send = self._shell.router.send_values
+        stream = self._stream(self.index + 1, ACTIVATIONS)
+        send = self.shell.router.send_values
         await self._reach("forward.send.before")
         await send(device, stream, piece, values, wire=self._assignment.wire)
         await self._reach("forward.send.after")
@@ -118,8 +123,8 @@ class LiveStageSender:
         self, device: str, piece: MicroBatchSlice, values: Sequence[Value]
     ) -> None:
         """Gradients to a device of the stage before."""
-        stream = self._stream(self._index - 1, GRADIENTS)
-        send = self._shell.router.send_values
+        stream = self._stream(self.index - 1, GRADIENTS)
+        send = self.shell.router.send_values
         wire = self._assignment.wire
         await self._reach("backward.send.before")
         await send(device, stream, piece, values, PartKind.GRADIENT, wire=wire)
@@ -129,24 +134,24 @@ class LiveStageSender:
         self, stream: StreamId, device: str, piece: MicroBatchSlice, values: Sequence[Value]
     ) -> None:
         """A micro-batch's gradient of a tied tensor, to the stage before that uses it."""
-        await self._shell.router.send_values(device, stream, piece, values, PartKind.GRADIENT)
+        await self.shell.router.send_values(device, stream, piece, values, PartKind.GRADIENT)
 
     async def send_output(self, piece: MicroBatchSlice, values: Sequence[Value]) -> None:
         """Outputs to the holder."""
         stream = self._stream(self._last + 1, "outputs")
-        send = self._shell.router.send_values
+        send = self.shell.router.send_values
         await send(self._assignment.holder, stream, piece, values)
 
     async def send_started(self, piece: MicroBatchSlice, targets: bool) -> None:
         """Credit to the holder, and to those of the stage before that receive no gradients."""
-        stream = self._stream(self._index, TARGETS if targets else ACTIVATIONS)
-        if targets or self._index == 0:
-            await self._shell.router.send_started(self._assignment.holder, stream)
+        stream = self._stream(self.index, TARGETS if targets else ACTIVATIONS)
+        if targets or self.index == 0:
+            await self.shell.router.send_started(self._assignment.holder, stream)
         elif piece.mode is RoundMode.EVAL or not self._answers:
-            before = self._divisions[self._index - 1]
-            own = SampleRange(self._shell.mesh.self_id, piece.first, piece.end)
+            before = self._divisions[self.index - 1]
+            own = SampleRange(self.shell.mesh.self_id, piece.first, piece.end)
             for part in before.overlaps(piece.key.micro_batch, piece.size, own):
-                await self._shell.router.send_started(part.device, stream)
+                await self.shell.router.send_started(part.device, stream)
 
     async def exchange_gradients(self, order: RoundOrder) -> bool:
         """Sum tied gradients; see the picture above."""
@@ -161,47 +166,47 @@ class LiveStageSender:
         for other, receiver in self._sums.items():
             sums = (await receiver.take(piece.key)).join()
             await self._reach("ties.receive.after", order.round.step)
-            given[other] = dict(zip(self._given(other, self._index), sums, strict=True))
-        await self._shell.compute.run((0,), partial(self._add, given))
+            given[other] = dict(zip(self._given(other, self.index), sums, strict=True))
+        await self.shell.compute.run((0,), partial(self._add, given))
         return True
 
     async def send_norms(self, order: RoundOrder) -> None:
         """Send this stage's norms to the holder, where the job clips."""
         if self._leads and self._assignment.clip:
-            norms = await self._shell.compute.run((0,), self._norms)
+            norms = await self.shell.compute.run((0,), self._norms)
             await self._reach("norms.send.before", order.round.step)
             await self._report_norms(order, norms)
 
     async def report(self, report: RoundReport) -> None:
         """Report to the holder."""
         fields = {
-            **StageKey(self._assignment.key, self._index).fields(),
+            **StageKey(self._assignment.key, self.index).fields(),
             **replace(report, free_bytes=self._free_memory.bytes_now(monotonic())).fields(),
         }
-        await self._shell.mesh.send(self._assignment.holder, Message(DONE, fields))
+        await self.shell.mesh.send(self._assignment.holder, Message(DONE, fields))
 
     # -- inside ----------------------------------------------------------------------------------
 
     async def _reach(self, name: str, step: int = -1) -> None:
-        device = self._shell.mesh.self_id
-        await failpoints.reach(name, device=device, stage=self._index, step=step)
+        device = self.shell.mesh.self_id
+        await failpoints.reach(name, device=device, stage=self.index, step=step)
 
     def _owned_names(self) -> list[str]:
         """Trainable parameters whose norm this stage reports: not those an earlier stage owns."""
-        place = self._assignment.stages[self._index]
-        borrowed = {name for name in self._tied if self._users[name][0] != self._index}
+        place = self._assignment.stages[self.index]
+        borrowed = {name for name in self._tied if self._users[name][0] != self.index}
         names = self._description.trainable_names(place.first, place.end)
         return [name for name in names if name not in borrowed]
 
     def _connect(self) -> None:
-        router = self._shell.router
-        if self._index < self._last:
-            stream = self._stream(self._index + 1, ACTIVATIONS)
-            for after in self._assignment.stages[self._index + 1].devices:
+        router = self.shell.router
+        if self.index < self._last:
+            stream = self._stream(self.index + 1, ACTIVATIONS)
+            for after in self._assignment.stages[self.index + 1].devices:
                 self._credits[after] = Credits(EVALUATION_PIECES_AHEAD)
                 router.connect_credits(stream, self._credits[after], after)
         for other in range(self._last, -1, -1):
-            if names := self._given(other, self._index):
+            if names := self._given(other, self.index):
                 self._sums[other] = self._tied_receiver(names, f"sums:{other}", other)
 
     def _tied_receiver(self, names: Sequence[str], flow: str, other: int) -> TensorReceiver:
@@ -210,12 +215,12 @@ class LiveStageSender:
         leader = self._assignment.stages[other].leader
         sources = (SampleRange(leader, 0, 1),)
         receiver = TensorReceiver(contents, lambda _number, _size: sources, capacity=2, largest=1)
-        self._shell.router.connect_tensors(self._stream(self._index, flow), receiver, {leader})
+        self.shell.router.connect_tensors(self._stream(self.index, flow), receiver, {leader})
         return receiver
 
     @property
     def _leads(self) -> bool:
-        return self._place.leader == self._shell.mesh.self_id
+        return self.place.leader == self.shell.mesh.self_id
 
     def _given(self, giver: int, taker: int) -> list[str]:
         """Tied tensors whose sums one stage sends to another."""
@@ -227,13 +232,13 @@ class LiveStageSender:
         ]
 
     async def _give_sums(self, stage: int, piece: MicroBatchSlice) -> None:
-        names = self._given(self._index, stage)
+        names = self._given(self.index, stage)
         if not names:
             return
-        sums = await self._shell.compute.run((0,), partial(self._gradients, names))
-        stream, send = self._stream(stage, f"sums:{self._index}"), self._shell.router.send_values
+        sums = await self.shell.compute.run((0,), partial(self._gradients, names))
+        stream, send = self._stream(stage, f"sums:{self.index}"), self.shell.router.send_values
         for device in self._assignment.stages[stage].devices:
-            if device == self._shell.mesh.self_id:  # no copy on the way; each stage clips its own
+            if device == self.shell.mesh.self_id:  # no copy on the way; each stage clips its own
                 sums = [None if total is None else total.clone() for total in sums]
             await send(device, stream, piece, sums, PartKind.GRADIENT, Priority.COLLECTIVE)
 
@@ -242,7 +247,7 @@ class LiveStageSender:
         for name in self._tied:
             parts = {stage: sums[name] for stage, sums in given.items() if name in sums}
             if parts:
-                (parts[self._index],) = self._gradients([name])
+                (parts[self.index],) = self._gradients([name])
                 total = cross_stage_gradients.merge(parts[p] for p in sorted(parts, reverse=True))
                 inside = None if total is None else self._stage.device.copy_in(total)
                 self._stage.parameters()[name].grad = inside
@@ -267,9 +272,9 @@ class LiveStageSender:
         for first in range(0, max(len(values), 1), NORMS_PER_MESSAGE):
             some = tuple(values[first : first + NORMS_PER_MESSAGE])
             report = NormsReport(order.round.index, first, some)
-            spoken = StageKey(self._assignment.key, self._index)
+            spoken = StageKey(self._assignment.key, self.index)
             fields = {**spoken.fields(), **report.fields()}
-            await self._shell.mesh.send(self._assignment.holder, Message(NORMS, fields))
+            await self.shell.mesh.send(self._assignment.holder, Message(NORMS, fields))
 
     def _stream(self, stage: int, flow: str) -> StreamId:
         return StreamId(self._assignment.key, stage, flow)

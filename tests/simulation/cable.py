@@ -82,9 +82,9 @@ class Direction:
     def _fill(self, limit_bytes: int) -> None:
         while self.is_full and self._under_way_bytes < limit_bytes:
             self._under_way_bytes += self._how.piece_bytes
-            self._pass(self._arrive if self._onto is None else self._go_on)
+            self.carry_piece(self._arrive if self._onto is None else self._go_on)
 
-    def _pass(self, then: Callable[[], None]) -> None:
+    def carry_piece(self, then: Callable[[], None]) -> None:
         self._data_bytes += self._how.piece_bytes
 
         def passed() -> None:
@@ -95,7 +95,7 @@ class Direction:
 
     def _go_on(self) -> None:
         assert self._onto is not None
-        self._onto._pass(self._arrive)
+        self._onto.carry_piece(self._arrive)
 
     def _arrive(self) -> None:
         assert self._arrived is not None

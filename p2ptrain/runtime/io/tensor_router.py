@@ -111,11 +111,12 @@ class TensorRouter:
     """All lines that end on this device.
 
     Attributes:
+        mesh: of this device.
         spans: what this device does when, its transfers among it.
     """
 
     def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
+        self.mesh = mesh
         self.spans = SpanRecorder()
         self._opened: dict[tuple[str, int, str, int, int], float] = {}  # when a transfer began
         self._generations: dict[GenerationKey, _ConnectedGeneration] = {}
@@ -188,7 +189,7 @@ class TensorRouter:
 
         Raises LinkClosed if the device is out of reach.
         """
-        if device == self._mesh.self_id:
+        if device == self.mesh.self_id:
             generation = self._generations.get(stream.key)
             if generation is not None:
                 generation.receivers[stream.stage, stream.flow].put(device, piece, list(values))
@@ -197,7 +198,7 @@ class TensorRouter:
         if self.spans.is_on:
             messages[-1] = self._noted(device, messages[-1])
         for message in messages:
-            await self._mesh.send(device, message, priority)
+            await self.mesh.send(device, message, priority)
 
     async def send_frame(
         self,
@@ -217,11 +218,11 @@ class TensorRouter:
         message = Message(VALUES, {**stream.fields(), **fields}, tuple(parts), kinds)
         if self.spans.is_on:
             message = self._noted(device, message)
-        await self._mesh.send(device, message, priority)
+        await self.mesh.send(device, message, priority)
 
     async def send_started(self, device: str, stream: StreamId) -> None:
         """Give the sender on `stream` one credit."""
-        await self._mesh.send(device, Message(STARTED, stream.fields()), Priority.CONTROL)
+        await self.mesh.send(device, Message(STARTED, stream.fields()), Priority.CONTROL)
 
     def _generation(self, key: GenerationKey) -> _ConnectedGeneration:
         return self._generations.setdefault(key, _ConnectedGeneration())
@@ -317,7 +318,7 @@ class TensorRouter:
         why = "frame_refused" if is_refused else "no_memory_for_frame"
         log.warning(why, stage=stream.stage, flow=stream.flow, peer=peer[:12], error=str(error))
         if is_refused:
-            name = display_name(self._mesh, peer)
+            name = display_name(self.mesh, peer)
             error = FrameRefused(
                 peer, f"what {name} sent is refused ({error}): does {name} run the same p2ptrain?"
             )

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
-import os
 import shutil
 import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -25,9 +24,7 @@ from p2ptrain.events import (
     Ready,
     Renamed,
 )
-from p2ptrain.mesh.discovery.interfaces import InterfaceAddress
 from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage, encode
-from p2ptrain.mesh.identity import state_folder
 from p2ptrain.mesh.identity.device_record import DEVICE_FILE
 from p2ptrain.mesh.identity.identity import IDENTITY_FILE, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
@@ -132,16 +129,9 @@ async def test_a_full_disk_costs_neither_links_nor_names(
     home: Household, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     anna = await home.start("anna")
-    real = state_folder._write_synced
-
-    def full(file: Path, content: bytes) -> None:
-        if file.parent == tmp_path / "anna" and file.name.startswith(("addresses", "trusted")):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(file, content)
-
     async with home.running("bert") as bert:
         await together(anna, bert)
-        monkeypatch.setattr(state_folder, "_write_synced", full)
+        _fill_disk(monkeypatch, tmp_path / "anna", "addresses", "trusted")
         heard: list[MeshEvent] = []
         anna.mesh.subscribe(heard.append)
         bert.mesh.connections.cut(anna.mesh.self_id, "pulled")
@@ -153,27 +143,27 @@ async def test_a_full_disk_costs_neither_links_nor_names(
     monkeypatch.undo()
 
 
-def _fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Nothing can be written in `folder` any more."""
-    real = state_folder._write_synced
+def _fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, *names: str) -> None:
+    """Nothing can be written in `folder` any more, or no file of such a name."""
+    write = StateFolder.write
 
-    def full(file: Path, content: bytes) -> None:
-        if file.parent == folder:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(file, content)
+    def full(place: StateFolder, name: str, content: bytes) -> None:
+        if place.path == folder and name.startswith(names or ("",)):
+            raise UserError(f"{folder / name} cannot be written: the disk is full")
+        write(place, name, content)
 
-    monkeypatch.setattr(state_folder, "_write_synced", full)
+    monkeypatch.setattr(StateFolder, "write", full)
 
 
 def _tell_of_writes(monkeypatch: pytest.MonkeyPatch, home: Household) -> None:
     """Who waits for a file looks again when one has been written."""
-    real = state_folder._sync_folder
+    write = StateFolder.write
 
-    def sync(folder: Path) -> None:
-        real(folder)
+    def noted(place: StateFolder, name: str, content: bytes) -> None:
+        write(place, name, content)
         home.pulse.beat()
 
-    monkeypatch.setattr(state_folder, "_sync_folder", sync)
+    monkeypatch.setattr(StateFolder, "write", noted)
 
 
 async def test_a_full_disk_ends_no_membership_at_an_election(
@@ -183,12 +173,12 @@ async def test_a_full_disk_ends_no_membership_at_an_election(
     anna, bert = await home.start("anna"), await home.start("bert")
     await together(anna, bert)
     _fill_disk(monkeypatch, tmp_path / "anna")
-    seen = anna.mesh._file.term + 5
+    seen = anna.mesh.membership_driver.election.term + 5
     said = ElectionMessage(ElectionKind.ANNOUNCE, seen, support=2)
     message = Message(ELECTION_KIND, {"payload": encode(said)})
     await bert.mesh.send(anna.mesh.self_id, message)
     await anna.until(lambda: "device.json cannot be written" in str(anna.told(events.Warning)))
-    assert anna.mesh._file.term >= seen
+    assert anna.mesh.membership_driver.election.term >= seen
     await together(anna, bert)
     monkeypatch.undo()
     _tell_of_writes(monkeypatch, home)
@@ -262,10 +252,17 @@ async def test_a_hello_tells_the_addresses_of_that_moment(
     home: Household, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others keep them, and take a device for ended that nobody hears where it was before."""
-    anna = await home.start("anna")
-    monkeypatch.setattr(anna.mesh._own, "_wanted", ())
-    monkeypatch.setattr(anna.mesh._own, "_read", lambda: [InterfaceAddress("wlan0", "10.1.0.88")])
-    assert anna.mesh._hello().addresses == ("10.1.0.88",)
+    anna = await home.start("anna", interfaces=())
+    found = {
+        name: [SimpleNamespace(family=socket.AF_INET, address=ip)]
+        for name, ip in (("lo", "127.0.0.1"), ("wlan0", "10.1.0.88"))
+    }
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: found)
+    bert = await home.start("bert")
+    await together(anna, bert)
+    hello = bert.mesh.connections.hello_of(anna.mesh.self_id)
+    assert hello is not None
+    assert hello.addresses == ("10.1.0.88",)
 
 
 async def test_a_peer_whose_name_is_not_known_yet_ends_no_start(

@@ -37,8 +37,8 @@ class Speeds:
         report = LiveStageSender.report
 
         async def reported(links: LiveStageSender, said: RoundReport) -> None:
-            place = links._assignment.stages[links._index]
-            me = links._shell.mesh.self_id
+            place = links.place
+            me = links.shell.mesh.self_id
             factors = {memory_id(name): factor for name, factor in self.factors.items()}
             seconds = (place.end - place.first) * sum(UNIT_SECONDS) * factors.get(me, 1.0)
             await report(links, replace(said, busy_seconds=seconds, cpu_seconds=seconds))

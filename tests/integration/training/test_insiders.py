@@ -52,7 +52,7 @@ def spoil(monkeypatch: pytest.MonkeyPatch, kind: str, after: int = 30) -> None:
         **more: Any,
     ) -> None:
         nonlocal sent
-        if board._mesh.self_id == memory_id("b"):
+        if board.mesh.self_id == memory_id("b"):
             sent += 1
             if sent > after:
                 match kind:
@@ -94,7 +94,7 @@ def spoil_sums(monkeypatch: pytest.MonkeyPatch, name: str, after: int = 30) -> N
         **more: Any,
     ) -> None:
         nonlocal sent
-        if board._mesh.self_id == memory_id(name):
+        if board.mesh.self_id == memory_id(name):
             sent += 1
             if sent > after:
                 spoiled = [torch.full((part.nbytes // 4,), torch.nan) for part in parts]

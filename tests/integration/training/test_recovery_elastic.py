@@ -103,9 +103,9 @@ def slowed(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
     report = LiveStageSender.report
 
     async def reported(links: LiveStageSender, said: RoundReport) -> None:
-        place = links._assignment.stages[links._index]
+        place = links.place
         seconds = MICRO_BATCHES * (place.end - place.first) * sum(UNIT_SECONDS)
-        wall = seconds * factors.get(links._shell.mesh.self_id, 1.0)
+        wall = seconds * factors.get(links.shell.mesh.self_id, 1.0)
         await report(links, replace(said, busy_seconds=wall, cpu_seconds=seconds))
 
     make_up_profiles(monkeypatch)

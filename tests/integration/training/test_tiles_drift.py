@@ -56,8 +56,8 @@ class Rounds:
             return found
 
         async def reported(links: LiveStageSender, said: RoundReport) -> None:
-            me = links._shell.mesh.self_id
-            due, factor = rounds.expected[links._index, me], rounds.factors.get(me, 1.0)
+            me = links.shell.mesh.self_id
+            due, factor = rounds.expected[links.index, me], rounds.factors.get(me, 1.0)
             await report(links, replace(said, busy_seconds=due.wall * factor, cpu_seconds=due.cpu))
 
         make_up_profiles(monkeypatch)

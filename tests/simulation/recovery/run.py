@@ -81,7 +81,7 @@ class Household:
         self.stopped = False
         self.pace = self.rng.choice((1.0, 2.5, 6.0))
         self._seen_reported = 0
-        self._seen_generation = 0
+        self.seen_generation = 0
         self._seen_decided = -1
         if self.gentle:
             self.world.groups = False
@@ -117,9 +117,9 @@ class Household:
             self._seen_reported += 1
         journal = world.disk.journal
         generation = journal.placed.generation if journal is not None and journal.placed else 0
-        if generation < self._seen_generation:
-            raise InvariantViolated(f"generation {generation} after {self._seen_generation}")
-        self._seen_generation = generation
+        if generation < self.seen_generation:
+            raise InvariantViolated(f"generation {generation} after {self.seen_generation}")
+        self.seen_generation = generation
         decided = self.holder.committing.over if self.holder.committing is not None else -1
         if decided != self._seen_decided:
             self._seen_decided = decided
@@ -394,7 +394,7 @@ def _play(household: Household, seed: int, fault_seconds: float) -> Result:
     return Result(
         seed,
         len(world.reported),
-        household._seen_generation,
+        household.seen_generation,
         world.kernel.executed,
         len(household.faults) + len(world.killed_inside),
         world.kernel.event_hash,

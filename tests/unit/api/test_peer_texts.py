@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from p2ptrain.api.progress import PROGRESS, ProgressBoard
 from p2ptrain.errors import ProtocolError
 from p2ptrain.messages.job_requests import REASON_LIMIT_CHARACTERS, JobEnd
 from p2ptrain.net.message import Message
-from tests.support.memory_household import MemoryHousehold
+from tests.support.memory_household import MemoryHousehold, memory_id
 
 
 @pytest.mark.parametrize(
@@ -35,16 +33,8 @@ def test_a_peers_text_has_a_limit() -> None:
 
 async def test_a_line_of_progress_is_harmless_too() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        board, told = ProgressBoard(mesh["b"]), asyncio.Event()
-        receive = board._receive
-
-        async def note(peer: str, message: Message) -> None:
-            await receive(peer, message)
-            told.set()
-
-        mesh["b"].route(PROGRESS, note)
+        board = ProgressBoard(mesh["b"])
         fields = {"model": "\x1b[2Jnet", "epoch": 1, "devices": ["a", "\x07b"]}
-        await mesh["a"].send(mesh["b"].self_id, Message(PROGRESS, fields))
-        await told.wait()
+        await mesh["a"].call(memory_id("b"), Message(PROGRESS, fields), timeout_seconds=5)
         line = {"holder": "a", "model": "?[2Jnet", "epoch": 1, "devices": ["a", "?b"]}
         assert board.line == line

@@ -518,4 +518,4 @@ async def test_only_the_neighbour_before_is_heard(prepared: Prepared) -> None:
         RingAllReduce(ReducedTensors(stage), LINE, ids, ids[0], board)
         message = Message("train.values", {**LINE.fields(), **_fields()})
         with pytest.raises(NotItsPart, match="not its to send"):
-            board._values(ids[1], message)
+            await household["b"].call(ids[0], message, timeout_seconds=5)

@@ -66,6 +66,7 @@ class Two:
         self.server = server(self.mesh["owner"])
         self.request = TransferRequest(memory_id("owner"), JOB, SOURCE, 0, 1)
         self.reads: list[Mapping[str, object]] = []
+        self.looked_up: list[int] = []
         self.damage = 0
         read = self.server.answer_read
 
@@ -87,6 +88,7 @@ class Two:
         digests = digests_of(self.state) if known else {}
 
         async def offered(_source: str, _first: int, end: int) -> StoredTensors:
+            self.looked_up.append(end)
             return StoredTensors(end, self.state, digests)
 
         def count(_source: str) -> None:
@@ -213,12 +215,17 @@ async def test_states_that_are_opened_and_not_read_are_not_kept_for_ever() -> No
     """Whoever asks chooses the units, and so how many there are."""
     async with Two() as two:
         two.offer(known=False)
-        for end in range(OPENED_LIMIT + 20):
+        for end in range(1, OPENED_LIMIT + 21):
             asked = replace(two.request, end=end)
             message = Message(STATE_MANIFEST, asked.fields())
-            await two.server.answer_manifest(two.mesh["reader"].self_id, message)
-        ends = [key.end for key, _ in two.server._opened]
-        assert ends == [*range(20, OPENED_LIMIT + 20)]
+            reply = await two.server.answer_manifest(memory_id("reader"), message)
+        two.looked_up.clear()
+        part = RangeRequest(ManifestReply.read(reply.fields).digest, 0, 1)
+        for end in (*range(21, OPENED_LIMIT + 21), 20, 1):
+            asked = replace(two.request, end=end)
+            message = Message(STATE_READ, {**asked.fields(), **part.fields()})
+            await two.server.answer_read(memory_id("reader"), message)
+        assert two.looked_up == [20, 1]
 
 
 async def test_what_has_changed_is_looked_up_again_and_what_differs_is_refused() -> None:

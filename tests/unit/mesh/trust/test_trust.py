@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from p2ptrain.mesh.trust.trust import (
 )
 from p2ptrain.mesh.trust.trust_store import TRUST_FILE, TrustStore
 from p2ptrain.net import cbor
+from p2ptrain.net.transport.tls import certificate_id
 
 Devices = dict[str, Identity]
 
@@ -97,11 +99,15 @@ def test_a_store_with_what_is_no_certificate_forgets_that_alone(
     devices: Devices, tmp_path: Path
 ) -> None:
     """Earlier releases believed such records, and could not start any more."""
-    me, anna, bert = devices.values()
-    store = TrustStore(StateFolder(tmp_path / "state"), me)
-    store.add_paired(anna.certificate_der, "anna")
-    store._keep(made_up(b"no certificate at all", bert))
-    again = TrustStore(StateFolder(tmp_path / "state"), me)
+    me, anna, _ = devices.values()
+    folder = StateFolder(tmp_path / "state")
+    TrustStore(folder, me).add_paired(anna.certificate_der, "anna")
+    kept, none = folder.read_json(TRUST_FILE), b"no certificate at all"
+    odd = {"id": certificate_id(none), "certificate": base64.b64encode(none).decode()}
+    folder.write_json(
+        TRUST_FILE, {**kept, "devices": [*kept["devices"], {**kept["devices"][0], **odd}]}
+    )
+    again = TrustStore(folder, me)
     assert list(again.book) == [anna.id]
 
 
