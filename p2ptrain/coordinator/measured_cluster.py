@@ -111,9 +111,9 @@ class MeasuredCluster:
         return cls(listed, links({c.id: c.name for c in listed}), holder, leaving)
 
     @property
-    def accelerated(self) -> frozenset[str]:
-        """Names of the candidates that compute with an accelerator."""
-        return frozenset(c.name for c in self.candidates if not c.compute.is_processor)
+    def kinds(self) -> dict[str, str]:
+        """With what the candidates compute, by name."""
+        return {c.name: c.compute.kind for c in self.candidates}
 
     def cluster(self, found: Mapping[str, DeviceProfile], reserved: Mapping[str, int]) -> Cluster:
         """As the planners read it: with the memory that units may take.

@@ -21,19 +21,24 @@ host's, and all else in the accelerator's. Two things are in the host's for that
     arriving   a stage's state, on its way into the accelerator; training begins when it is there
     summed     a group's gradients, while its devices sum them
 
+A group whose devices compute with different things updates on the hosts: an accelerator's has the
+optimizer's state, `before`, and the weights once more.
+
 How close that comes, and how to measure it: docs/internals/memory.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.messages.round_orders import FED_AHEAD, LOADED_AHEAD
 from p2ptrain.plan.cost.draft import StageGroup
 from p2ptrain.plan.types.allocation import TileShape
+from p2ptrain.plan.types.cluster import PROCESSOR
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile, Unit
@@ -81,29 +86,32 @@ def with_full_memory(
     request: JobPlanRequest,
     holder: str,
     memory: Mapping[str, MemoryBudgets],
-    accelerated: Collection[str] = (),
+    kinds: Mapping[str, str] = MappingProxyType({}),
 ) -> Plan:
     """`plan`, whose predicted peaks count all that its devices take from now on.
 
     Its stages make updates ahead where all of their devices have memory for that too.
 
     Args:
-        accelerated: devices that compute with an accelerator.
+        kinds: with what each device computes; of those that are missing: a processor.
     """
+    at_home = [updated_on_host(stage, kinds) for stage in plan.stages]
     needed = {
-        name: _needed(plan, profile, request, name, holder).of(memory[name])
+        name: _needed(plan, profile, request, name, holder, at_home).of(memory[name])
         for name in plan.predicted.peak_bytes
     }
     stages = []
-    for stage in plan.stages:
+    for stage, on_hosts in zip(plan.stages, at_home, strict=True):
         before = profile.state(*stage.units).changing_bytes
         names = [device.name for device in stage.devices]
         with_before = {
-            name: replace(needed[name], compute_bytes=needed[name].compute_bytes + before)
+            name: needed[name].with_host(needed[name].of_host + before)
+            if name in on_hosts
+            else replace(needed[name], compute_bytes=needed[name].compute_bytes + before)
             for name in names
         }
         has_room = all(memory[name].shortage(more) is None for name, more in with_before.items())
-        ahead = has_room and _may_go_ahead(plan, request, holder, accelerated)
+        ahead = has_room and _may_go_ahead(plan, request, holder, kinds)
         if ahead:
             needed |= with_before
         turn = stage.turn if ahead else None
@@ -117,15 +125,23 @@ def with_full_memory(
     return replace(plan, stages=tuple(stages), predicted=predicted)
 
 
+def updated_on_host(stage: PlannedStage, kinds: Mapping[str, str]) -> frozenset[str]:
+    """The accelerators of a stage whose devices compute with different things."""
+    found = {device.name: kinds.get(device.name, PROCESSOR) for device in stage.devices}
+    if len({*found.values()}) == 1:
+        return frozenset()
+    return frozenset(name for name, kind in found.items() if kind != PROCESSOR)
+
+
 def _may_go_ahead(
-    plan: Plan, request: JobPlanRequest, holder: str, accelerated: Collection[str]
+    plan: Plan, request: JobPlanRequest, holder: str, kinds: Mapping[str, str]
 ) -> bool:
     """Whether an update waits for nothing but the commit, and another device gives it.
 
     An accelerator is another one: it stands still while its host looks at what it has computed.
     Tiles wait for one another all the time.
     """
-    alone = plan.device_names == {holder} and holder not in accelerated
+    alone = plan.device_names == {holder} and kinds.get(holder, PROCESSOR) == PROCESSOR
     tiled = plan.stages[0].tiling is not None
     return not (alone or tiled or request.clip or plan.mode is PlanMode.ASYNC)
 
@@ -144,25 +160,37 @@ class NeededMemory:
         beside_bytes: what lies in the host's memory, whatever computes.
         arriving_bytes, summed_bytes: what passes through the host's on its way to or from an
             accelerator's own memory; elsewhere they are what is trained.
+        weights_bytes: of weights that the host has too, because it updates them.
+        changing_bytes: of these and of their optimizer's state, which an accelerator's memory lacks
+            then.
     """
 
     in_compute_bytes: int
     beside_bytes: int
     arriving_bytes: int = 0
     summed_bytes: int = 0
+    weights_bytes: int = 0
+    changing_bytes: int = 0
 
     def of(self, memory: MemoryBudgets) -> MemoryBudgets:
         """In the memories that a device has."""
         if memory.host_bytes is None:
-            return MemoryBudgets(self.in_compute_bytes + self.beside_bytes)
-        trains = self.beside_bytes + self.summed_bytes
-        begins = PROCESS_BYTES + self.arriving_bytes
-        return MemoryBudgets(self.in_compute_bytes, max(trains, begins))
+            return MemoryBudgets(self.in_compute_bytes + self.beside_bytes + self.weights_bytes)
+        trains = self.beside_bytes + self.summed_bytes + self.changing_bytes
+        begins = PROCESS_BYTES + self.arriving_bytes + self.weights_bytes
+        moved_bytes = self.changing_bytes - self.weights_bytes
+        return MemoryBudgets(max(self.in_compute_bytes - moved_bytes, 0), max(trains, begins))
 
 
 def _needed(
-    plan: Plan, profile: Profile, request: JobPlanRequest, name: str, holder: str
+    plan: Plan,
+    profile: Profile,
+    request: JobPlanRequest,
+    name: str,
+    holder: str,
+    at_home: Sequence[Collection[str]],
 ) -> NeededMemory:
+    """`at_home`: by stage, the accelerators whose hosts update it."""
     parts = [*_parts(plan, profile, name)]
     inside = plan.predicted.peak_bytes[name] + sum(part.extra_bytes for part in parts)
     beside = PROCESS_BYTES + sum(part.wire_bytes for part in parts)
@@ -172,12 +200,19 @@ def _needed(
         sent = math.ceil(HOME.first_snapshot_rounds * sum(part.sent_bytes for part in parts))
         beside += min(sent, replay_log_bytes(inside + beside))
     own = [stage for stage in plan.stages if name in {device.name for device in stage.devices}]
+    states = [
+        profile.state(*stage.units)
+        for stage, names in zip(plan.stages, at_home, strict=True)
+        if name in names
+    ]
     groups = [s for s in own if len(s.devices) > 1 and plan.mode is PlanMode.SYNC]
     return NeededMemory(
         inside,
         beside,
         arriving_bytes=sum(profile.state(*stage.units).version_bytes for stage in own),
         summed_bytes=sum(profile.state(*stage.units).summed_bytes for stage in groups),
+        weights_bytes=sum(state.trainable_bytes for state in states),
+        changing_bytes=sum(state.changing_bytes for state in states),
     )
 
 

@@ -193,9 +193,7 @@ def _within_memory(
             if not tight:
                 raise
             raise PlanError("; ".join((*tight.values(), str(error)))) from error
-        plan = with_full_memory(
-            plain, profile, request, household.holder, memory, household.accelerated
-        )
+        plan = with_full_memory(plain, profile, request, household.holder, memory, household.kinds)
         needed, counted = plan.predicted.needed, plain.predicted.peak_bytes
         tried = {name: memory[name].shortage(needed(name)) for name in memory}
         short = {name: one for name, one in tried.items() if one is not None}

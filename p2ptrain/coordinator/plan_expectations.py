@@ -178,7 +178,9 @@ def _stage_work(cost: CostModel, draft: Draft, p: int, place: int) -> StageWork:
     seat, device = (draft.split, group, place, units), group.devices[place]
     messages = message_seconds(cost, *seat)
     computing = place_seconds(cost, *seat, splits=draft.splits(p)) - messages
-    computing += cost.update_seconds(device, *units, ahead=cost.goes_ahead(draft.devices))
+    computing += cost.update_seconds(
+        device, *units, group=group.devices, ahead=cost.goes_ahead(draft.devices)
+    )
     if len(group.devices) > 1:
         buckets = cost.overlap.buckets(*units, cost.bucket_sizes(group.devices))
         messages += cost.overlap.reduce_seconds(device, len(group.devices), buckets)
@@ -234,4 +236,5 @@ def _behind(
     computing = place_seconds(cost, split, group, place, units) - messages
     if len(group.devices) > 1:
         messages += sum_seconds(cost, group, *units)
-    return StageWork(computing + cost.update_seconds(group.devices[place], *units), messages)
+    update = cost.update_seconds(group.devices[place], *units, group=group.devices)
+    return StageWork(computing + update, messages)

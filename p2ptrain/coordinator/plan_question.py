@@ -119,7 +119,7 @@ class PlanQuestion(Blob):
             why: devices that are not here, by name, and why.
         """
         household = self.household
-        kinds = {candidate.name: candidate.compute.kind for candidate in household.candidates}
+        kinds = household.kinds
         for name in sorted(plan.device_names - kinds.keys()):
             reason = f" ({why[name]})" if name in why else ""
             raise OptionError(
@@ -205,7 +205,7 @@ def fit_plan(
     memory = {c.name: c.memory for c in household.candidates}
     plan = with_full_memory(
         replace(plan, predicted=predicted),
-        *(profile, request, household.holder, memory, household.accelerated),
+        *(profile, request, household.holder, memory, household.kinds),
     )
     for name in sorted(plan.predicted.peak_bytes):
         short = memory[name].shortage(plan.predicted.needed(name))

@@ -207,5 +207,5 @@ def mixed_kinds(kinds: Mapping[str, str]) -> tuple[str, ...]:
     named = "; ".join(f"{', '.join(sorted(names))}: {kind}" for kind, names in known.items())
     return (
         "its devices compute with other processors, accelerators, threads or versions of torch "
-        f"({named}): the last bits of a result depend on which device has which layer",
+        f"({named}): the last bits of a result depend on which device computes what",
     )

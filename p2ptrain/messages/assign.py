@@ -15,7 +15,7 @@ from p2ptrain.net.fields import Blob
 from p2ptrain.net.forms import Row
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import PlanMode
-from p2ptrain.recovery.compute_kind import ComputeKind
+from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.placement import PlacedStage, Placement
 
@@ -23,7 +23,7 @@ from p2ptrain.recovery.placement import PlacedStage, Placement
 def placement_of(assignment: Assignment) -> Placement:
     """An assignment as the rules of recovery see it."""
     stages = tuple(
-        PlacedStage(place.first, place.end, place.devices, place.copies_to, place.kind)
+        PlacedStage(place.first, place.end, place.devices, place.copies_to, place.kinds)
         for place in assignment.stages
     )
     return Placement(
@@ -48,7 +48,9 @@ def placed_stages(
     placed = []
     for stage in plan.stages:
         devices = tuple(ids[device.name] for device in stage.devices)
-        placed.append(PlacedStage(*stage.units, devices, kind=kinds[devices[0]].kind))
+        found = tuple(kinds[device].kind for device in devices)
+        alike = () if {*found} == {PROCESSOR.kind} else found
+        placed.append(PlacedStage(*stage.units, devices, kinds=alike))
     return tuple(placed)
 
 
@@ -68,7 +70,7 @@ def assignment_of(request: JobPlanRequest, plan: Plan, placed: Placement) -> Ass
             goes_ahead=stage.goes_ahead,
             turn=stage.turn,
             bucket_bytes=stage.bucket_bytes,
-            kind=where.kind,
+            kinds=where.kinds,
         )
         for stage, where in zip(plan.stages, placed.stages, strict=True)
     )

@@ -43,7 +43,7 @@ class StageAssignment:
         turn: the next round begins before this one's sums are there, and gradients of units before
             this one are summed last, first units first (`OverlappedUpdate`); None = it does not.
         bucket_bytes: of gradients in the first and in the last bucket that its devices sum.
-        kind: with what its devices compute, all alike.
+        kinds: with what each of its devices computes; empty: all with processors.
     """
 
     first: Count
@@ -58,7 +58,7 @@ class StageAssignment:
     goes_ahead: bool = False
     turn: Count | None = None
     bucket_bytes: Annotated[int, Range(1, MAX_BYTES)] = USUAL.least_bytes
-    kind: Annotated[KindText, Rare()] = PROCESSOR.kind
+    kinds: Annotated[tuple[KindText, ...], Length(DEVICES_LIMIT), Rare()] = ()
 
     @property
     def leader(self) -> str:
@@ -74,10 +74,17 @@ class StageAssignment:
         """Whether several devices hold the stage."""
         return len(self.devices) > 1
 
+    @property
+    def is_mixed(self) -> bool:
+        """Whether they compute with different things, and so update it on their hosts."""
+        return len({*self.kinds}) > 1
+
     def check(self) -> None:
         """ProtocolError where its fields do not fit each other."""
         if len(self.shares) != len(self.devices) or len({*self.devices}) < len(self.devices):
             raise ProtocolError("each device of a stage is named once, with its share")
+        if self.kinds and len(self.kinds) != len(self.devices):
+            raise ProtocolError("of each device of a stage it is said with what it computes")
         if self.held is not None and self.held < self.warmup:
             raise ProtocolError("a split backward holds at least its stage's warm-up")
         turns_inside = self.turn is None or self.first < self.turn <= self.end
@@ -139,7 +146,7 @@ class Assignment(Blob):
     @property
     def hashes(self) -> bool:
         """Whether masks of dropout are hashed: an accelerator has a part."""
-        return any(place.kind != PROCESSOR.kind for place in self.stages)
+        return any({*place.kinds} - {PROCESSOR.kind} for place in self.stages)
 
     @property
     def largest(self) -> int:
@@ -187,6 +194,8 @@ class Assignment(Blob):
         if any(place.goes_ahead and (waits or place.tiling is not None) for place in self.stages):
             raise ProtocolError("an update cannot be made ahead of what it waits for")
         for place in self.stages:
+            if place.is_mixed and (self.asynchrony is not None or place.tiling is not None):
+                raise ProtocolError("devices of a stage compute alike, or train it in whole rounds")
             if place.turn is not None and any(len(self.stages_of(d)) > 1 for d in place.devices):
                 raise ProtocolError("a device that waits for sums has one stage")
         if self.asynchrony is not None:

@@ -69,7 +69,8 @@ def bias_checked_plan(
         return plan
     with suppress(PlanError):  # not every device can hold the whole model
         whole = _found_by("dp", planner, *asked)
-        if whole.predicted.round_seconds <= bias_corrected_seconds(plan) and not is_doubted(whole):
+        is_sure = not (is_doubted(whole) or _is_mixed(whole, cluster))
+        if is_sure and whole.predicted.round_seconds <= bias_corrected_seconds(plan):
             plan = whole
             alone = _found_by("single", planner, *asked)
             plan = min(whole, alone, key=lambda one: one.predicted.round_seconds)

@@ -209,7 +209,8 @@ class ComputeThread:
         await run_in_background(partial(self._thread.join, CLOSE_SECONDS))
 
     def _run(self) -> None:
-        prepared: ComputeDevice | None = None
+        prepared: ComputeDevice = HOST
+        prepared.prepare_thread()  # an accelerator's host may make updates too
         while (task := self._next()) is not None:
             if self.device is not prepared:
                 prepared = self.device

@@ -1,8 +1,8 @@
 """With what a device computes: devices of one kind compute the same bits.
 
-A stage that was computed on one kind is made again on the same kind only, and the devices of a
-group are all of one kind: their updates would differ in the last bits, and their weights drift
-apart. What was computed is data, and is copied to any device. Pure.
+A stage that was computed on one kind is made again on the same kind only. Devices of several kinds
+that share a stage make its updates on their hosts: elsewhere these would differ in the last bits,
+and their weights drift apart. What was computed is data, and is copied to any device. Pure.
 """
 
 from __future__ import annotations

@@ -15,14 +15,18 @@ class PlacedStage:
 
     Attributes:
         copies_to: the backup peer of this stage; None = there is none.
-        kind: with what its devices compute, all alike.
+        kinds: with what each of its devices computes; empty: all with processors.
     """
 
     first: int
     end: int
     devices: tuple[str, ...]
     copies_to: str | None = None
-    kind: str = PROCESSOR.kind
+    kinds: tuple[str, ...] = ()
+
+    def kind_of(self, device: str) -> str:
+        """With what that one of its devices computed when the plan was made."""
+        return self.kinds[self.devices.index(device)] if self.kinds else PROCESSOR.kind
 
 
 @dataclass(frozen=True, slots=True)

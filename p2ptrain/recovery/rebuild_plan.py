@@ -149,7 +149,8 @@ def _copies(
 
     Of devices that compute as the stage's did.
     """
-    alike = [one for one in sorted(state_reports) if state_reports[one].compute.kind == stage.kind]
+    kind = stage.kind_of(stage.devices[0])
+    alike = [one for one in sorted(state_reports) if state_reports[one].compute.kind == kind]
     for device in alike:
         for entry in state_reports[device].entries:
             version = entry.version

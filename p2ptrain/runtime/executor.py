@@ -347,7 +347,8 @@ class StageExecutor(ABC):
     ) -> T:
         """`kind` and `key`: of its span; without a key it is of the whole round."""
         task = _StageTask(kind, key or MicroBatchKey(self.round, NONE))
-        if self._device.is_host:
+        updated_here = kind == "update" and self._tensors.stage.home.is_host
+        if self._device.is_host or updated_here:
             result, spent, began = await self._compute.run_timed(urgency, function)
             self._busy += spent
             self._note_task(task, began, spent.wall)

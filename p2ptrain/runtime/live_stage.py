@@ -384,6 +384,7 @@ class LiveStage(TrainedStage):
         """What its forwards wrote does."""
         if self.stage.statistics is not None:
             self.stage.statistics.merge()
+        self.stage.take_update()
         self._saved.forget()
 
     def _written_before(self) -> Mapping[str, Tensor]:

@@ -249,7 +249,7 @@ class LiveStageSender:
             if parts:
                 (parts[self.index],) = self._gradients([name])
                 total = cross_stage_gradients.merge(parts[p] for p in sorted(parts, reverse=True))
-                inside = None if total is None else self._stage.device.copy_in(total)
+                inside = None if total is None else self._stage.home.copy_in(total)
                 self._stage.parameters()[name].grad = inside
 
     def _gradients(self, names: Iterable[str]) -> list[Tensor | None]:

@@ -32,19 +32,20 @@ class HostGradients:
     """In host memory: what is summed of a stage on an accelerator.
 
     Attributes:
-        parameters: like the stage's, with the gradients of this device, then with the sums. Their
-            own values are never written, so that they take no memory.
+        parameters: with the gradients of this device, then with the sums: the stage's where it is
+            updated here, else like them. Values of those are never written, and take no memory.
         statistics: the sums of the stage's running statistics.
     """
 
     def __init__(self, stage: Stage) -> None:
-        own = stage.parameters()
-        self.parameters: Mapping[str, nn.Parameter] = {
-            name: nn.Parameter(_unwritten(parameter), requires_grad=parameter.requires_grad)
-            for name, parameter in own.items()
-        }
-        sums = {} if stage.statistics is None else stage.statistics.sums
-        self.statistics: Mapping[str, Tensor] = {n: _unwritten(t) for n, t in sums.items()}
+        self.parameters: Mapping[str, nn.Parameter] = stage.parameters()
+        self.statistics = {} if stage.statistics is None else stage.statistics.totals
+        if not stage.home.is_host:
+            self.parameters = {
+                name: nn.Parameter(_unwritten(parameter), requires_grad=parameter.requires_grad)
+                for name, parameter in self.parameters.items()
+            }
+            self.statistics = {n: _unwritten(t) for n, t in self.statistics.items()}
 
 
 def _unwritten(tensor: Tensor) -> Tensor:
@@ -94,34 +95,47 @@ class StagedReduction(RingAllReduce):
         if name in self._has_left:
             return
         self._has_left.add(name)
-        device, statistics = self._stage.device, self._stage.statistics
-        if statistics is not None and self._statistics is None:  # complete since the last forward
-            sums, slots = statistics.sums, self._host.statistics
-            self._statistics = device.copy_out([*sums.values()], [*slots.values()])
-        gradient = self._stage.parameters()[name].grad
-        self._leaving[name] = device.copy_out([None if gradient is None else _dense(gradient)])
+        self._copy_statistics_out()
+        gradient = self._stage.inside()[name].grad
+        leaving = [None if gradient is None else _dense(gradient)]
+        self._leaving[name] = self._stage.device.copy_out(leaving)
+
+    def _copy_statistics_out(self) -> None:
+        """They are complete since the last forward."""
+        statistics, slots = self._stage.statistics, self._host.statistics
+        if statistics is not None and self._statistics is None:
+            sums = [*statistics.sums.values()]
+            self._statistics = self._stage.device.copy_out(sums, [*slots.values()])
 
     def all_final(self) -> None:
         """What has not been said to be final is so once it has arrived: `finish` sees to it."""
 
     async def finish(self) -> None:
-        """Wait until every gradient on the accelerator is the group's sum."""
+        """Wait until every gradient is the group's sum where the stage is updated."""
         await self._compute.run((0,), self._copy_rest_out)
         self._more.set()
         while self._leaving:
             await self._hand_over()
+        if self._statistics is not None:
+            await self._statistics.arrived()
         super().all_final()
         await super().finish()
         await self._compute.run((0,), self._copy_in)
 
     def _copy_rest_out(self) -> None:
         with self._lock:
-            for name, parameter in self._stage.parameters().items():
+            for name, parameter in self._stage.inside().items():
                 if parameter.requires_grad:
                     self._copy_out(name)
+            self._copy_statistics_out()  # of a stage whose weights are frozen
 
     def _copy_in(self) -> None:
-        own = self._stage.parameters()
+        own = self._stage.inside()
+        if self._stage.home.is_host:
+            self._stage.device.wait()  # it has read what the update writes to
+            for parameter in own.values():
+                parameter.grad = None
+            return
         for name, parameter in self._host.parameters.items():
             if parameter.requires_grad:
                 total = parameter.grad

@@ -333,7 +333,10 @@ def refuse_large_stages(
         RuntimeError, IndexError, ValueError: torch refuses shapes.
     """
     places = [assignment.stages[index] for index in assignment.stages_of(device)]
-    each = [stage_bytes(assignment, description, one, device, state_ratio) for one in places]
+    each = [
+        stage_bytes(assignment, description, one, device, state_ratio, apart=apart)
+        for one in places
+    ]
     arriving_bytes = sum(one.host_bytes or 0 for one in each)
     known = MemoryBudgets(sum(one.compute_bytes for one in each), arriving_bytes if apart else None)
     needed = replace(known, compute_bytes=math.ceil(known.compute_bytes / KNOWN_WITHIN))
@@ -358,6 +361,8 @@ def stage_bytes(
     place: StageAssignment,
     device: str,
     state_ratio: float,
+    *,
+    apart: bool = False,
 ) -> MemoryBudgets:
     """Of one stage on one device, training and evaluating; and its state, as it arrives.
 
@@ -371,11 +376,13 @@ def stage_bytes(
         few = _samples(place, device, assignment.evaluated)
         evaluated = stage_needs(description, *units, "eval", few)
         values = max(values, evaluated.peak_bytes)
-    learned = (1 + state_ratio) * trained.trainable_bytes  # gradients, and what the optimizer keeps
-    return MemoryBudgets(
-        math.ceil(trained.state_bytes + learned + part * values),
-        math.ceil(trained.state_bytes + state_ratio * trained.trainable_bytes),
-    )
+    optimizer = math.ceil(state_ratio * trained.trainable_bytes)
+    arriving = trained.state_bytes + optimizer
+    inside = trained.state_bytes + trained.trainable_bytes + optimizer + math.ceil(part * values)
+    if apart and place.is_mixed:  # the host has the weights too, and updates them
+        arriving += trained.trainable_bytes
+        inside -= optimizer
+    return MemoryBudgets(inside, arriving)
 
 
 def _part(place: StageAssignment, device: str) -> float:

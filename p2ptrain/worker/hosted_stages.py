@@ -334,10 +334,11 @@ def built_stage(
             tied=tied,
             shared=adds_up,
             device=device,
+            home=HOST if place.is_mixed else device,
             hashes=assignment.hashes,
         )
     group_of = spec.group_of(list(trained_parameters(description)))
-    optimizer = StageOptimizer(spec, stage.parameters(), group_of, stage.device)
+    optimizer = StageOptimizer(spec, stage.parameters(), group_of, stage.home)
     optimizer.load_state(_with_prefix(state, "optimizer:"), copy=False)
     return stage, optimizer
 

@@ -140,18 +140,26 @@ class RunningStatistics:
     Attributes:
         scratch: what the training graph writes to instead of the buffers, by name; the stage's own
             buffers change in `merge` only.
-        sums: this device's terms of the round; the group's all-reduce replaces them by the sums.
+        sums: this device's terms of the round.
+        totals: what the group's all-reduce makes of them, where the buffers are updated; the same
+            tensors, but where that is elsewhere.
     """
 
-    def __init__(self, written: Mapping[str, BufferUpdate], state: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self,
+        written: Mapping[str, BufferUpdate],
+        state: Mapping[str, Tensor],
+        at_home: Mapping[str, Tensor],
+    ) -> None:
+        """`state` is where forwards run, `at_home` where it is updated."""
         self._written = dict(written)
-        self._buffers = {name: state[name] for name in written}
-        self.scratch = {name: torch.zeros_like(tensor) for name, tensor in self._buffers.items()}
-        self.sums = {
-            name: torch.zeros_like(self._buffers[name])
-            for name, how in written.items()
-            if how.added is None
-        }
+        self._buffers = {name: at_home[name] for name in written}
+        self.scratch = {name: torch.zeros_like(state[name]) for name in written}
+        terms = [name for name, how in written.items() if how.added is None]
+        self.sums = {name: torch.zeros_like(state[name]) for name in terms}
+        self.totals = self.sums
+        if at_home is not state:
+            self.totals = {name: torch.zeros_like(at_home[name]) for name in terms}
         self._micro_batches = 0
 
     def begin(self, micro_batches: int) -> None:
@@ -183,10 +191,10 @@ class RunningStatistics:
             total.add_(self.scratch[name], alpha=share * self._written[name].kept ** later)
 
     def merge(self) -> None:
-        """Change the buffers as the round's micro-batches would have; `sums` are the group's."""
+        """Change the buffers as the round's micro-batches would have; `totals` are there."""
         for name, buffer in self._buffers.items():
             how = self._written[name]
             if how.added is not None:
                 buffer.add_(self._micro_batches * how.added)
             else:
-                buffer.mul_(how.kept**self._micro_batches).add_(self.sums[name])
+                buffer.mul_(how.kept**self._micro_batches).add_(self.totals[name])

@@ -15,7 +15,7 @@ A backward may be split in two, so that what others wait for comes first; see `s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -72,10 +72,13 @@ class _InFlightMicroBatch:
 class Stage:
     """Units [first, end) of a model, with their own copy of the weights.
 
-    All tensors that are given to it and that it gives are on its device.
+    All tensors that are given to it and that it gives are on its device, but for `state` and
+    `parameters`: they are where it is updated.
 
     Attributes:
-        device: where its tensors live and its operators run.
+        device: where its operators run, on tensors that live there.
+        home: where it is updated: its device, or the host, where the devices of a
+            group compute with different things, and must not round differently.
 
     Not thread-safe: all calls come from one thread, as torch's order of gradients requires.
     """
@@ -91,6 +94,7 @@ class Stage:
         tied: Mapping[str, bool] | None = None,
         shared: bool = False,
         device: ComputeDevice = HOST,
+        home: ComputeDevice | None = None,
         hashes: bool = False,
     ) -> None:
         """Build the stage.
@@ -106,7 +110,7 @@ class Stage:
                 in `.grad`.
             shared: several devices hold this stage. What training writes to buffers is then kept
                 in `statistics`, until the group has added it up.
-            device: see the class.
+            device, home: see the class.
             hashes: as `Program` has it.
 
         Raises:
@@ -114,7 +118,7 @@ class Stage:
         """
         self.description = description
         self.first, self.end = first, end
-        self.device = device
+        self.device, self.home = device, device if device.is_host else home or device
         self._hashes = hashes
         self._is_last = end == len(description.units)
         self._tied = tied or {}
@@ -124,9 +128,12 @@ class Stage:
         }
         self.statistics: RunningStatistics | None = None
         training_state = self._state
+        self._at_home = self._state
         if shared:
             written = written_buffers(description, first, end)
-            self.statistics = RunningStatistics(written, self._state)
+            if self.home is not device:
+                self._at_home = self._state | self._copies({*self._trainable(), *written})
+            self.statistics = RunningStatistics(written, self._state, self._at_home)
             training_state = self._state | self.statistics.scratch
         rewritten = frozenset[str]() if shared else rewritten_names(description, first, end)
         self._rewritten = MutatedParameters(rewritten, self._state)
@@ -141,6 +148,24 @@ class Stage:
         }
         self._held: dict[int, _InFlightMicroBatch] = {}
         self._later: dict[int, WeightGradients] = {}
+
+    def _copies(self, names: Collection[str]) -> dict[str, Tensor]:
+        """In host memory."""
+        own = {name: tensor for name, tensor in self._state.items() if name in names}
+        copies = zip(own.items(), self.device.fetched([*own.values()]), strict=True)
+        return {
+            name: nn.Parameter(copy) if isinstance(tensor, nn.Parameter) else copy
+            for (name, tensor), copy in copies
+            if copy is not None
+        }
+
+    @torch.no_grad()
+    def take_update(self) -> None:
+        """It is made at home: compute with what it gives."""
+        if self._at_home is not self._state:
+            for name, tensor in self._at_home.items():
+                if tensor is not self._state[name]:
+                    self._state[name].copy_(self.device.copy_in(tensor))
 
     def forward(
         self,
@@ -425,7 +450,7 @@ class Stage:
             final(name)
 
     def _trainable(self) -> dict[str, nn.Parameter]:
-        return {name: p for name, p in self.parameters().items() if p.requires_grad}
+        return {name: p for name, p in self.inside().items() if p.requires_grad}
 
     def evaluate(
         self,
@@ -441,8 +466,9 @@ class Stage:
         memory with the stage's own tensors, which may change before it is read.
 
         Args:
-            instead: tensors by name that take the place of the stage's own.
+            instead: tensors by name that take the place of the stage's own; also at home.
         """
+        instead = {name: self.device.copy_in(one) for name, one in (instead or {}).items()}
         if self._evaluate is None:
             units = (self.first, self.end)
             self._evaluate = Program(
@@ -450,7 +476,7 @@ class Stage:
                 device=self.device,
                 hashes=self._hashes,
             )
-        tensors = (*self._state.values(), *(instead or {}).values())
+        tensors = (*self._state.values(), *instead.values())
         own = {tensor.untyped_storage().data_ptr() for tensor in tensors}
         with torch.no_grad():
             results = self._evaluate.run(inputs, targets, seed, instead=instead)
@@ -474,11 +500,15 @@ class Stage:
 
     def parameters(self) -> dict[str, nn.Parameter]:
         """Parameters by canonical name, in the model's order; frozen ones too."""
+        return {n: t for n, t in self._at_home.items() if isinstance(t, nn.Parameter)}
+
+    def inside(self) -> dict[str, nn.Parameter]:
+        """The same where it computes, with the gradients of its backwards."""
         return {n: t for n, t in self._state.items() if isinstance(t, nn.Parameter)}
 
     def state(self) -> dict[str, Tensor]:
         """Parameters, buffers and constants by canonical name: the tensors themselves."""
-        return dict(self._state)
+        return dict(self._at_home)
 
     def holds(self, key: int) -> bool:
         """Whether micro-batch `key` waits for its backward."""

@@ -10,7 +10,7 @@ from p2ptrain.plan.cost.draft import Draft, StageGroup
 from p2ptrain.plan.types.cluster import PROCESSOR, Cluster
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 
 ROUNDING = 1e-9
 """How far a part may lie above its cap: parts are sums of quotients."""
@@ -83,7 +83,7 @@ def check_plan(plan: Plan, profile: Profile, cluster: Cluster, *, private: bool 
     Raises:
         OptionError: units not covered, an unknown device, one that is nowhere, or a device in two
             stages that is not the holder; with `private`, an end that is not the holder's alone;
-            devices of one stage that compute with different things.
+            as `check_kinds`.
     """
     end = plan.stages[-1].units[1]
     if end != len(profile.units):
@@ -104,18 +104,18 @@ def _check_devices(plan: Plan, cluster: Cluster) -> None:
 
 
 def check_kinds(plan: Plan, kinds: Mapping[str, str]) -> None:
-    """OptionError where a stage's devices compute with different things, or tiles on accelerators.
+    """OptionError where devices are to do together what only devices of one kind can.
 
     Args:
         kinds: with what each device of the plan computes, by name.
     """
     for p, stage in enumerate(plan.stages):
         found = {device.name: kinds[device.name] for device in stage.devices}
-        if len({*found.values()}) > 1:
+        if len({*found.values()}) > 1 and plan.mode is PlanMode.ASYNC:
             named = ", ".join(f"{name}: {kind}" for name, kind in sorted(found.items()))
             raise OptionError(
-                f"plan.stages: devices of part {p} compute with different things ({named}), so "
-                "that its weights would drift apart"
+                f"plan.stages: devices of part {p} compute with different things ({named}): they "
+                "train it in whole rounds only (--mode sync)"
             )
         if stage.tiling is not None and {*found.values()} != {PROCESSOR}:
             raise OptionError(

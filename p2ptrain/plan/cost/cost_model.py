@@ -20,7 +20,13 @@ from numpy.typing import NDArray
 
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.cost.overlap import SPLIT_FACTOR, OverlapCosts
-from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, unknown_device
+from p2ptrain.plan.types.cluster import (
+    PROCESSOR,
+    Cluster,
+    ClusterDevice,
+    ClusterLink,
+    unknown_device,
+)
 from p2ptrain.plan.types.gradient_sums import USUAL, BucketSizes, ring_seconds
 from p2ptrain.plan.types.profile import Profile, StateBytes
 from p2ptrain.plan.types.request import PlanMode, PlanRequest
@@ -41,7 +47,8 @@ class CostModel:
         weights: asynchronously, which versions stages keep.
         full_depths: asynchronously, whether no stage's depth may be lowered to save memory.
         updates_ahead: with `overlap`, whether stages update before all are done with the round.
-        kinds: [n] with what each device computes, as numbers; `is_mixed`: there are several.
+        is_mixed: its devices compute with different things.
+        mixes: and may share a stage all the same: they update it on their hosts then.
     """
 
     def __init__(
@@ -54,6 +61,7 @@ class CostModel:
         weights: Weights = Weights.STASHED,
         full_depths: bool = False,
         updates_ahead: bool = True,
+        mixes: bool = True,
     ) -> None:
         self.profile = profile
         self.mode = mode
@@ -75,9 +83,8 @@ class CostModel:
         self._held: dict[tuple[int, int], int] = {}
         self._unit_times: dict[tuple[int, int], UnitTimes] = {}
         self._worst: dict[tuple[int, ...], tuple[float, float]] = {}
-        kinds = sorted({device.compute for device in self.devices})
-        self.kinds = np.array([kinds.index(device.compute) for device in self.devices])
-        self.is_mixed = len(kinds) > 1
+        self.is_mixed = len({device.compute for device in self.devices}) > 1
+        self.mixes = mixes and mode is PlanMode.SYNC
         firsts: dict[str, int] = {}  # device of each machine that has several
         self._interfaces = [
             firsts.setdefault(device.machine, number) if device.machine else number
@@ -98,7 +105,11 @@ class CostModel:
         raise unknown_device(name, [device.name for device in self.devices])
 
     def may_share(self, devices: Sequence[int]) -> bool:
-        """Whether these may have one stage: their updates are the same, to the last bit."""
+        """Whether these may have one stage."""
+        return self.mixes or self.are_alike(devices)
+
+    def are_alike(self, devices: Sequence[int]) -> bool:
+        """Whether their updates are the same, to the last bit, wherever each makes them."""
         if not self.is_mixed or len(devices) == 1:
             return True
         return len({self.devices[device].compute for device in devices}) == 1
@@ -163,14 +174,28 @@ class CostModel:
         """
         return self.updates_ahead and any(device != self.holder for device in devices)
 
-    def update_seconds(self, device: int, first: int, end: int, *, ahead: bool = False) -> float:
+    def update_seconds(
+        self,
+        device: int,
+        first: int,
+        end: int,
+        *,
+        group: Sequence[int] = (),
+        ahead: bool = False,
+    ) -> float:
         """Of an update of units [first, end); none in the plain model.
 
-        `ahead`: with a copy of what was before.
+        Args:
+            group: the devices that have them, where there are several.
+            ahead: with a copy of what was before.
         """
         if self.overlap is None:
             return 0.0
-        changing_bytes = self.state(first, end).changing_bytes
+        state = self.state(first, end)
+        changing_bytes = state.changing_bytes
+        if self.devices[device].compute != PROCESSOR and not self.are_alike(group or (device,)):
+            sizes = changing_bytes, state.trainable_bytes
+            return self.overlap.host_update_seconds(device, *sizes, ahead=ahead)
         return self.overlap.update_seconds(device, changing_bytes, ahead=ahead)
 
     def link(self, sender: int, receiver: int) -> ClusterLink:
@@ -252,7 +277,10 @@ class CostModel:
 
 
 def cost_model(profile: Profile, cluster: Cluster, request: PlanRequest) -> CostModel:
-    """What plans are judged by: as `request` says, synchronous or not, with overlap or not."""
+    """What plans are judged by: as `request` says, synchronous or not, with overlap or not.
+
+    `auto` keeps kinds of devices apart: what they cost together is known too roughly.
+    """
     return CostModel(
         *(profile, cluster),
         overlap=request.overlap,
@@ -260,6 +288,7 @@ def cost_model(profile: Profile, cluster: Cluster, request: PlanRequest) -> Cost
         weights=request.weights,
         full_depths=request.full_depths,
         updates_ahead=request.updates_ahead,
+        mixes=request.planner != "auto",
     )
 
 

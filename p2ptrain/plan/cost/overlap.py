@@ -128,6 +128,22 @@ class OverlapCosts:
             passes * changing_bytes * own.update_byte_seconds + ROUND_MESSAGES * own.message_seconds
         )
 
+    def host_update_seconds(
+        self, device: int, changing_bytes: int, trainable_bytes: int, *, ahead: bool = False
+    ) -> float:
+        """The same on the host of an accelerator, which then takes the weights.
+
+        No one has measured it: the host is as fast at it as it is at messages, and a byte crosses
+        into the accelerator at least as fast as one of a message does.
+        """
+        own = self.overheads[device]
+        slowdown = own.message_seconds / REFERENCE.message_seconds
+        return (
+            (1 + COPY_PART * ahead) * changing_bytes * REFERENCE.update_byte_seconds * slowdown
+            + trainable_bytes * own.byte_seconds
+            + ROUND_MESSAGES * own.message_seconds
+        )
+
     def reduce_seconds(self, device: int, parts: int, buckets: Sequence[CostBucket]) -> float:
         """What the messages of an all-reduce among `parts` devices cost one of them."""
         own = self.overheads[device]

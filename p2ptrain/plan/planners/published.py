@@ -137,7 +137,7 @@ def refuse_groups(question: Question, planner: str) -> None:
 
 
 def refuse_kinds(question: Question, planner: str) -> None:
-    """PlanError where the devices compute with different things, and are to share layers.
+    """PlanError where the devices compute with different things, and none waits for the others.
 
     Arguments:
         planner: its name, and what it does.
@@ -147,8 +147,8 @@ def refuse_kinds(question: Question, planner: str) -> None:
         return
     named = ", ".join(f"{cost.name(d)}: {cost.devices[d].compute}" for d in question.devices)
     raise PlanError(
-        f"planner {planner}, but devices that compute with different things ({named}) cannot "
-        "share layers: their weights would drift apart. Use --planner auto, or --device cpu on all"
+        f"planner {planner}, but devices that compute with different things ({named}) share "
+        "layers in whole rounds only: use --mode sync, --planner auto, or --device cpu on all"
     )
 
 

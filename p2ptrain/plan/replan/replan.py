@@ -176,6 +176,7 @@ def respipe(
     cluster = living_cluster(cluster, dead)
     held = replicas or place_replicas(plan)
     cost = cost_model(profile, cluster, request)
+    cost.mixes |= plan.mode is PlanMode.SYNC  # what it hands on stays as it is
     stages = _handed_on(plan, {device.name for device in cluster.devices})
     groups = [_group(cost, plan, stage) for stage in stages]
     borders = (0, *(stage.units[1] for stage in stages))

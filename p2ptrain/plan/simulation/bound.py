@@ -101,7 +101,7 @@ def _busiest_seconds(cost: CostModel, draft: Draft) -> float:
         parts = len(group.devices)
         buckets = sent_in(cost, draft, p).buckets if parts > 1 else ()
         for device in group.devices:
-            seconds[device] += cost.update_seconds(device, *units, ahead=ahead)
+            seconds[device] += cost.update_seconds(device, *units, group=group.devices, ahead=ahead)
             seconds[device] += cost.overlap.reduce_seconds(device, parts, buckets)
     return max(seconds.values())
 
@@ -236,7 +236,8 @@ class _RoundBound:
         )
         if self.cost.overlap is not None:
             first, units = self.stages[0][0].device, self.draft.units[0]
-            longest += self.cost.update_seconds(first, *units, ahead=self.ahead)
+            group = self.draft.groups[0].devices
+            longest += self.cost.update_seconds(first, *units, group=group, ahead=self.ahead)
             return max(longest, self.interfaces.longest)
         feeds = [self._feed_chain(lane) for lane in self.stages[0]]
         return max(longest, *feeds, self.interfaces.longest, self._ends_load())

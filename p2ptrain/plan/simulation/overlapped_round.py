@@ -53,7 +53,7 @@ def steady_engine(cost: CostModel, draft: Draft, lanes: Sequence[Lane], record: 
         ring = [lane for lane in lanes if lane.stage == p]
         for lane in ring:
             engine.updates[lane.number] = cost.update_seconds(
-                lane.device, *units, ahead=engine.is_ahead
+                lane.device, *units, group=draft.groups[p].devices, ahead=engine.is_ahead
             )
         if len(ring) > 1:
             engine.add_collector(ring_of(cost, draft, p, ring))

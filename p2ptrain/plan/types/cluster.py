@@ -91,7 +91,7 @@ class ClusterDevice:
         times: measured on this device; None = the profile's.
         overheads: measured on this device; None = the usual ones times its slowdown. Only plans
             that model what the runtime does use them.
-        compute: with what; devices of one kind compute the same bits, and only they share a stage.
+        compute: with what; devices of one kind compute the same bits.
         machine: where several devices are one machine's, what they have in common: they share its
             network interface, and what goes between them occupies none. They share its cores too:
             in their times, which are measured while all of them are busy.

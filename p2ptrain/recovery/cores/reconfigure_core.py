@@ -338,7 +338,7 @@ class ChangeCore:
     def _compute_as(self, present: Placement) -> bool:
         """Whether each device does, as when that plan was made: an accelerator may have failed."""
         return all(
-            self._reports[device].compute.kind == stage.kind
+            self._reports[device].compute.kind == stage.kind_of(device)
             for stage in present.stages
             for device in stage.devices
         )

@@ -30,7 +30,7 @@ def check_replicas(trained: Sequence[HostedStages], steps: int) -> None:
                     continue
                 live.apply(None)
             assert live.version.step == steps
-            state = live.named()
+            state = live.on_host(live.named())
             first = states.setdefault(index, state)
             assert first.keys() == state.keys()
             for name, tensor in state.items():

@@ -132,6 +132,39 @@ def test_every_byte_lies_in_one_memory(
             assert log <= 8 * 16 * crossing * samples / 4
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("unified", [False, True])
+def test_a_group_of_several_kinds_is_updated_in_the_host_s_memory(
+    ahead: bool, unified: bool
+) -> None:
+    """Of 6 MiB of weights with as much state; a processor takes what it takes in any group."""
+    stages = [{"units": [0, 2], "devices": [], "warmup": 1}]
+    stages[0]["devices"] = [{"name": "y", "share": 3}, {"name": "z", "share": 1}]
+    plan = _plan(stages, ["y", "z"])
+    peaks = replace(plan.predicted, peak_bytes={"y": 99 * MIB, "z": 99 * MIB})
+    plan = replace(plan, predicted=peaks)
+    profile = to_profile(measured((4 * MIB, 0, 0), (2 * MIB, 0, 0)), request())
+    asked = replace(request(), clip=not ahead)
+    card = MemoryBudgets(1 << 40, None if unified else 1 << 40)
+    memory = {"y": MemoryBudgets(1 << 40), "z": card}
+
+    def needed(kinds: Mapping[str, str]) -> Mapping[str, MemoryBudgets]:
+        full = with_full_memory(plan, profile, asked, "y", memory, kinds)
+        assert full.stages[0].goes_ahead is ahead
+        return {name: full.predicted.needed(name) for name in "yz"}
+
+    weights = 6 * MIB
+    alike, mixed = needed({"y": CARD.kind, "z": CARD.kind}), needed({"y": "cpu", "z": CARD.kind})
+    assert alike["y"] == mixed["y"]
+    if unified:
+        assert mixed["z"].compute_bytes == alike["z"].compute_bytes + weights
+    else:
+        before = 2 * weights if ahead else 0
+        assert mixed["z"].compute_bytes == alike["z"].compute_bytes - weights - before
+        summed = weights
+        assert mixed["z"].of_host == PROCESS_BYTES + summed + 2 * weights + before
+
+
 def _plan(stages: list[dict[str, Any]], names: list[str]) -> Plan:
     return Plan.from_json(
         {

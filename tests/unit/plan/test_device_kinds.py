@@ -7,13 +7,15 @@ from dataclasses import replace
 import pytest
 
 from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.plan.compare_kinds import bias_checked_plan
 from p2ptrain.plan.cost.check_plan import check_plan
+from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.replan.replan import replan
 from p2ptrain.plan.replan.replica_holders import place_replicas
-from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink
+from p2ptrain.plan.types.cluster import Cluster, ClusterDevice, ClusterLink, Overheads
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
-from p2ptrain.plan.types.request import PlanRequest
+from p2ptrain.plan.types.request import PlanMode, PlanRequest
 from p2ptrain.tiling.planning.make_plan import make_plan
 from tests.support.planning_examples import PLENTY, household
 
@@ -38,16 +40,47 @@ def kinds_of(plan: Plan, cluster: Cluster) -> list[set[str]]:
     ]
 
 
-@pytest.mark.parametrize("planner", ["auto", "hybrid", "pipedream"])
 @pytest.mark.parametrize("kinds", [(CARD, CARD), (CARD, OTHER_CARD)])
-def test_a_stage_is_computed_by_devices_of_one_kind(planner: str, kinds: tuple[str, ...]) -> None:
-    grouped = False
+def test_auto_gives_a_stage_to_devices_of_one_kind(kinds: tuple[str, ...]) -> None:
     for seed in range(2):
         profile, cluster = with_cards(seed, *kinds)
-        plan = make_plan(profile, cluster, PlanRequest(64, planner=planner, effort=0.02))
-        assert all(len(found) == 1 for found in kinds_of(plan, cluster))
-        grouped |= any(len(stage.devices) > 1 for stage in plan.stages)
-    assert grouped or planner == "auto"
+        for doubts in (False, True):
+            request = PlanRequest(64, effort=0.02)
+            plan = bias_checked_plan(make_plan, profile, cluster, request) if doubts else None
+            plan = plan or make_plan(profile, cluster, request)
+            assert all(len(found) == 1 for found in kinds_of(plan, cluster))
+
+
+@pytest.mark.parametrize("planner", ["dp", "hybrid", "pipedream"])
+def test_who_asks_for_another_planner_gets_several_kinds_in_a_stage(planner: str) -> None:
+    mixed = False
+    for seed in range(3):
+        profile, cluster = with_cards(seed, CARD, OTHER_CARD)
+        plan = make_plan(profile, cluster, PlanRequest(64, planner=planner))
+        check_plan(plan, profile, cluster)
+        mixed |= any(len(found) > 1 for found in kinds_of(plan, cluster))
+    assert mixed
+
+
+def test_an_update_on_the_host_of_a_card_takes_the_host_s_time() -> None:
+    """And that of the weights' way back; the stage's processors take as long as ever."""
+    profile, cluster = with_cards(0, CARD, CARD)
+    slow = Overheads(message_seconds=1e-3, byte_seconds=2e-9, update_byte_seconds=1e-13)
+    devices = tuple(
+        replace(one, overheads=slow) if one.compute == CARD else one for one in cluster.devices
+    )
+    cost = CostModel(profile, replace(cluster, devices=devices), overlap=True)
+    cards = [number for number, one in enumerate(cost.devices) if one.compute == CARD]
+    other = next(number for number in range(5) if number not in cards)
+    end, state = cost.unit_count, cost.state(0, cost.unit_count)
+    alone = cost.update_seconds(cards[0], 0, end)
+    assert cost.update_seconds(cards[0], 0, end, group=cards) == alone
+    mixed = cost.update_seconds(cards[0], 0, end, group=(*cards, other))
+    more = state.changing_bytes * (2e-10 - 1e-13) + state.trainable_bytes * 2e-9
+    assert mixed - alone == pytest.approx(more)
+    assert cost.update_seconds(other, 0, end, group=(*cards, other)) == cost.update_seconds(
+        other, 0, end
+    )
 
 
 def test_a_plan_close_to_another_keeps_kinds_apart() -> None:
@@ -66,18 +99,15 @@ def test_a_plan_close_to_another_keeps_kinds_apart() -> None:
         assert all(len(found) == 1 for found in kinds_of(plan, left))
 
 
-def test_a_planner_that_needs_one_kind_says_so() -> None:
+def test_without_rounds_kinds_share_no_stage() -> None:
     profile, cluster = with_cards(0, CARD)
-    with pytest.raises(PlanError, match=f"device1: {CARD}.*drift apart.*--device cpu"):
-        make_plan(profile, cluster, PlanRequest(64, planner="dp"))
-
-
-def test_a_plan_written_by_hand_that_mixes_kinds_is_refused() -> None:
-    profile, cluster = with_cards(0)
-    plan = make_plan(profile, cluster, PlanRequest(64, planner="dp"))
-    _, mixed = with_cards(0, CARD)
-    with pytest.raises(OptionError, match=f"device1: {CARD}.*drift apart"):
-        check_plan(plan, profile, mixed)
+    request = PlanRequest(64, planner="dp", mode=PlanMode.ASYNC)
+    with pytest.raises(PlanError, match=f"device1: {CARD}.*in whole rounds only.*--mode sync"):
+        make_plan(profile, cluster, request)
+    _, alike = with_cards(0)
+    plan = make_plan(profile, alike, request)
+    with pytest.raises(OptionError, match=f"device1: {CARD}.*in whole rounds only"):
+        check_plan(plan, profile, cluster)
 
 
 @pytest.mark.parametrize(("times", "holder"), [(50.0, "laptop"), (200.0, "desktop")])

@@ -121,7 +121,7 @@ def test_stages_whose_gradients_were_summed_with_others_are_not_made() -> None:
 
 def test_what_an_accelerator_computed_is_made_by_one_of_its_kind() -> None:
     """A copy elsewhere is a state to go back to."""
-    stages = (_STAGES[0], replace(_STAGES[1], kind="card"), _STAGES[2])
+    stages = (_STAGES[0], replace(_STAGES[1], kinds=("card",)), _STAGES[2])
     present, kept = replace(_PRESENT, stages=stages), _copy(0, 2, _v(COPIED))
     assert _found(_reports(_HOLDER, _KEEPER), present) == ()
     card = replace(_KEEPER, compute=ComputeKind("card"))
