@@ -57,6 +57,7 @@ from tests.support import zoo
 from tests.support.curves import by_plain_torch, difference
 from tests.support.memory_household import memory_id
 from tests.support.reference import Outcome
+from tests.support.twin_device import TwinDevice
 
 RUN_SECONDS = 150.0
 TOLERANCE = 1e-8
@@ -418,14 +419,18 @@ class AnyPlans:
 SETTINGS = RecoverySettings(newcomer_settle_seconds=0.0)
 
 
-async def run(course: Course) -> str:
-    """Run it; returns what came of it. Raises AssertionError: something shows."""
+async def run(course: Course, twins: str = "") -> str:
+    """Run it; returns what came of it. Raises AssertionError: something shows.
+
+    `twins`: devices that compute on accelerators, whatever these round.
+    """
+    compute = {name: TwinDevice(seed=course.seed) for name in twins}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         stack.enter_context(AnyPlans(course).in_place())
         async with (
             asyncio.timeout(RUN_SECONDS),
-            devices(course.count, settings=SETTINGS) as household,
+            devices(course.count, settings=SETTINGS, compute=compute) as household,
         ):
             going = Run(household, course, folder)
             try:
@@ -437,6 +442,8 @@ async def run(course: Course) -> str:
             finally:
                 await going.over()
             _check(household, going.job, course)
+            for twin in compute.values():
+                twin.assert_well_used()
             plans = [event for event in household.events if isinstance(event, events.Plan)]
             reasons = [event.reason for event in plans]
             told = {reason: reasons.count(reason) for reason in dict.fromkeys(reasons)}

@@ -192,17 +192,26 @@ async def test_a_group_takes_turns_without_a_barrier(monkeypatch: pytest.MonkeyP
     assert_undisturbed(household, job, wanted)
 
 
-async def test_an_evaluation_sees_the_weights_of_its_update() -> None:
+@pytest.mark.parametrize("ema", [None, 0.9])
+@pytest.mark.parametrize(
+    ("twins", "plan"), [("ab", [divided(4), divided(4)]), ("b", [dealt(2, 2)])], ids=str
+)
+async def test_an_evaluation_sees_the_weights_of_its_update(
+    monkeypatch: pytest.MonkeyPatch, twins: str, plan: list[Stage], ema: float | None
+) -> None:
+    """Or their averages."""
+    force(monkeypatch, plan)
+
     async def evaluations(twins: str) -> list[Mapping[str, float]]:
-        job = make_job("cnn")
+        job = make_job("cnn", ema=ema)
         metrics: Any = {"largest": lambda output, _: output.max()}
         job = replace(job, eval_data=job.data, metrics=metrics)
         async with accelerated(2, twins) as (household, _):
-            await household.holder_run(job, one_stage_each(2, 6)).run()
+            await household.holder_run(job, TrainOptions(2, steps=6)).run()
         assert _reasons(household) == ["start"]
         return [event.metrics for event in household.events if isinstance(event, Eval)]
 
-    assert await evaluations("ab") == await evaluations("")
+    assert await evaluations(twins) == await evaluations("")
 
 
 @pytest.mark.parametrize(("twins", "dies"), [("b", "b"), ("ac", "b"), ("bc", "c")])

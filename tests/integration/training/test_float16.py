@@ -130,11 +130,14 @@ async def test_the_average_goes_on_in_updates_that_are_skipped(tmp_path: Path) -
     assert [name for name in found if not torch.equal(found[name], wanted[name])] == []
 
 
+@pytest.mark.parametrize("twins", ["", "b"])
 @pytest.mark.parametrize("plan", [[divided(2, 2)], [dealt(1, 1), divided(4)]], ids=str)
-async def test_a_group_decides_together(monkeypatch: pytest.MonkeyPatch, plan: Any) -> None:
+async def test_a_group_decides_together(
+    monkeypatch: pytest.MonkeyPatch, plan: Any, twins: str
+) -> None:
     force(monkeypatch, plan)
     made, count = job(model=whole_samples()), device_count(plan)
-    async with devices(count) as household:
+    async with devices(count, compute={name: TwinDevice() for name in twins}) as household:
         await household.holder_run(made, TrainOptions(wait_for=count)).run()
     wanted = plain(whole_samples())
     found = [scale or 0.0 for scale in scales_of(household)]

@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator
 import pytest
 import torch
 
+from p2ptrain.devices.interface import ComputeDevice
+from p2ptrain.devices.processor import HOST, Processor
 from p2ptrain.errors import AcceleratorFailed
 from p2ptrain.process import compute_thread
 from p2ptrain.process.compute_thread import ComputeThread
@@ -188,8 +190,18 @@ async def test_the_time_in_a_queue_is_not_a_tasks_own(
     assert log == ["asked", "waits", "clock", "works", "clock"]
 
 
+class _Card(Processor):
+    """Sees to nothing of the host's."""
+
+    def prepare_thread(self) -> None:
+        """See the class."""
+
+
 @pytest.mark.skipif(not torch.set_flush_denormal(False), reason="this processor cannot flush")
-async def test_denormals_are_zero_in_this_thread_alone(compute: ComputeThread) -> None:
+@pytest.mark.parametrize("device", [HOST, _Card()])
+async def test_denormals_are_zero_in_this_thread_alone(device: ComputeDevice) -> None:
+    """Whatever computes: the host may make updates beside an accelerator."""
+    compute = ComputeThread(device=device)
     smallest = torch.full((8,), torch.finfo(torch.float32).tiny)
 
     def faint_gradient() -> torch.Tensor:
@@ -200,6 +212,7 @@ async def test_denormals_are_zero_in_this_thread_alone(compute: ComputeThread) -
 
     assert not (await compute.run((0,), faint_gradient)).any()
     assert faint_gradient().count_nonzero() == 8  # an app's own threads count as before
+    await compute.close()
 
 
 async def test_the_end_of_an_iterator_reaches_the_caller_too(compute: ComputeThread) -> None:
