@@ -108,14 +108,14 @@ def _other_samples(made: zoo.Made) -> None:
         lambda made: made.model.register_forward_hook(print),
     ],
 )
-def test_whatever_differs_is_captured_anew(change: Change, made_again: list[nn.Module]) -> None:
+def test_whatever_differs_is_captured_again(change: Change, made_again: list[nn.Module]) -> None:
     one, other = zoo.make("mlp"), zoo.make("mlp")
     change(other)
     _captured(one), _captured(other)
     assert made_again == [one.model, other.model]
 
 
-def test_another_loss_or_mode_is_captured_anew(made_again: list[nn.Module]) -> None:
+def test_another_loss_or_mode_is_captured_again(made_again: list[nn.Module]) -> None:
     one = zoo.make("mlp")
     example = stack(one.data[:3])
     captures.captured(one.model, cross_entropy, example)

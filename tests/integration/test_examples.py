@@ -98,7 +98,7 @@ def photos(folder: Path) -> Job:
     return load_job(str(EXAMPLES / "photos.py"), tuple(settings.items()))
 
 
-async def test_pictures_of_a_folder_are_told_apart_and_a_wrong_label_is_doubted(
+async def test_pictures_of_a_folder_are_distinguished_and_a_wrong_label_is_doubted(
     tmp_path: Path,
 ) -> None:
     fill(tmp_path, 30)

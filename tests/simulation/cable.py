@@ -43,7 +43,7 @@ class Direction:
     """One direction of a cable: first come, first carried. It begins to be slow when it is made.
 
     Args:
-        arrived: is told of every piece of data; None: nobody here sends any.
+        arrived: sees every piece of data; None: nobody here sends any.
         onto: the slow cable on which its data goes on.
     """
 

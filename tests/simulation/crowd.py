@@ -42,7 +42,7 @@ class Crowd:
         }
         for member in self.members.values():
             for record in records:
-                member._table.put(record, 0.0)  # told by gossip it would take a million claims
+                member._table.put(record, 0.0)  # by gossip it would take a million claims
         self.silent: set[str] = set()
         self._wake_at = dict.fromkeys(ids, float("inf"))
         for id_, member in self.members.items():
@@ -80,7 +80,7 @@ class Crowd:
 
     def _wake(self, id_: str, wake_at: float) -> None:
         if self._wake_at[id_] != wake_at:
-            return  # it was woken earlier, and says anew when to come
+            return  # it was woken earlier, and says again when to come
         self._wake_at[id_] = float("inf")
         if id_ not in self.silent:
             self._carry_out(id_, self.members[id_].tick(self.kernel.now))

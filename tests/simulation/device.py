@@ -121,7 +121,7 @@ class Device:
         self._network.process_ended(self.id)
 
     def power_off(self) -> None:
-        """Nobody is told."""
+        """Nobody is informed."""
         self._end()
         self.machine_runs = False
         self._network.machine_ended(self.id)
@@ -152,7 +152,7 @@ class Device:
         self._thaw(self._freezes)
 
     def rename(self, name: str) -> None:
-        """Describe itself anew."""
+        """Describe itself again."""
         if self.process_runs and not self.is_frozen:
             self._member(SelfChanged(name=name))
 

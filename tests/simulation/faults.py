@@ -45,7 +45,7 @@ class FaultPlan:
 
 
 class FaultInjector:
-    """Breaks things until told to stop."""
+    """Breaks things until asked to stop."""
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ class Carrier:
     Attributes:
         carry: when what is sent now arrives; None: it is lost.
         deliver: takes what can be read, in order.
-        sign: is told of each arrival ahead of what was lost.
+        sign: sees each arrival ahead of what was lost.
         is_open: whether the sender still has that link.
     """
 

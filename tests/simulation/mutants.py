@@ -76,7 +76,7 @@ class ForgetsItsTerm(Election):
 
 
 class FollowsOlderTerms(Election):
-    """Follows whoever announced last."""
+    """Follows the one that announced last."""
 
     def _on_rival(self, ours: CoordinatorClaim, theirs: CoordinatorClaim) -> None:
         self._terms.own = max(self._terms.own, theirs.term)

@@ -1,8 +1,8 @@
-"""A simulated LAN of reliable, ordered links that can be cut without anybody being told.
+"""A simulated LAN of reliable, ordered links that can be cut without anybody being informed.
 
 Links behave as TCP does. What is sent arrives late rather than never; while a path is cut,
 messages wait in the sender's kernel and arrive once it heals, or, after `TIMEOUT_SECONDS`
-unacknowledged, the sender's end of the link dies. The end of a process is told to the other side
+unacknowledged, the sender's end of the link dies. The end of a process reaches the other side
 at once (FIN or RST), that of a machine is not. Where this is unrealistic: no bandwidth limit and
 no loss, but for cables that `slow_down` makes slow; no window that fills up.
 """
@@ -75,7 +75,7 @@ class Network:
         self._rng = rng
         self._devices: dict[str, Endpoint] = {}
         self._ends: dict[Path, _Connection] = {}
-        self._unrefused: set[Path] = set()  # losses of which no refused redial was told yet
+        self._unrefused: set[Path] = set()  # losses of which no refused redial was reported yet
         self._cut: dict[Path, int] = {}  # how many faults cut the path
         self._up: dict[str, Direction] = {}  # of slow cables: what a device sends
         self._down: dict[str, Direction] = {}  # and what it receives
@@ -115,7 +115,7 @@ class Network:
             self.close(device, peer)
 
     def machine_ended(self, device: str) -> None:
-        """Power off: its ends vanish, nobody is told."""
+        """Power off: its ends vanish, nobody is informed."""
         for peer in self._devices:
             self._ends.pop((device, peer), None)
 
@@ -162,13 +162,13 @@ class Network:
         return self._ends.get(path)
 
     def break_link(self, one: str, other: str) -> None:
-        """The link between two devices ends, and both are told."""
+        """The link between two devices ends, and both are informed."""
         for path in ((one, other), (other, one)):
             if path in self._ends:
                 self._lose(path)
 
     def close(self, device: str, peer: str) -> None:
-        """`device` closes its link to `peer`, who is told."""
+        """`device` closes its link to `peer`, who is informed."""
         connection = self._ends.pop((device, peer), None)
         if connection is not None:
             self._transmit(connection, (device, peer), None)
@@ -303,7 +303,7 @@ class Network:
             device.on_message(sender, channel, payload)
 
     def _lose(self, path: Path) -> None:
-        """The link ends for `path[0]`, which is told and redials at once."""
+        """The link ends for `path[0]`, which is informed and redials at once."""
         device, peer = path
         del self._ends[path]
         self._unrefused.add(path)

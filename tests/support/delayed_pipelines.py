@@ -154,7 +154,7 @@ class _Run:
             stage.begin()
 
     def all(self) -> list[float]:
-        """Whoever can goes on, the last stage first, until all is done."""
+        """Each that can goes on, the last stage first, until all is done."""
         while any(self.orders):
             for p in reversed(range(len(self.stages))):
                 if self.orders[p] and self._can(p, self.orders[p][0]):

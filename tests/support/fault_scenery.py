@@ -107,7 +107,7 @@ SETTINGS = RecoverySettings(snapshot_cost_share=1.0, first_snapshot_rounds=1)
 
 @contextmanager
 def nothing_better() -> Iterator[None]:
-    """Whatever is looked at, the plan stays: however slow the machine, whoever is idle."""
+    """Whatever is looked at, the plan stays: however slow the machine, whichever device is idle."""
 
     def decide(
         request: JobPlanRequest,

@@ -121,7 +121,7 @@ class Fault:
 
     Attributes:
         name: the failpoint; "" = nobody dies there.
-        victim: the device that dies, whoever has come to the failpoint.
+        victim: the device that dies, whichever has come to the failpoint.
         reaches: whose coming counts; None = anybody's.
         count: how often, from update STEP on.
         first: what has happened before, as update STEP counts: "cut" (the link between the
@@ -171,7 +171,7 @@ class Fault:
 
     @property
     def rebuilds_stage(self) -> bool:
-        """Whether it is about a lost stage that is made anew."""
+        """Whether it is about a lost stage that is rebuilt."""
         return self.name.startswith(("rebuild.", "log."))
 
     @property
@@ -441,6 +441,6 @@ def _complaints() -> Iterator[list[str]]:
 
 
 async def undisturbed(fault: Fault) -> Outcome:
-    """The run that `fault`'s must not be told from."""
+    """The run that `fault`'s must not differ from."""
     with nothing_better():
         return await outcome_of(replace(fault, name="", first="", coordinator="a", kills=()))

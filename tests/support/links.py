@@ -78,7 +78,7 @@ class FakeTimer:
 
 
 class FakeClock:
-    """A `Clock` that stands still until told."""
+    """A `Clock` that stands still until asked."""
 
     def __init__(self) -> None:
         self.now = 0.0

@@ -211,7 +211,7 @@ class MemoryHousehold:
         """Split the network: each group sees the others silent, then dead, and elects its own.
 
         Args:
-            groups: names; whoever stands in none is in one further group.
+            groups: names; who stands in none is in one further group.
         """
         sides = [{memory_id(name) for name in group} for group in groups]
         sides.append(set(self._names).difference(*sides))
@@ -253,12 +253,12 @@ class MemoryHousehold:
             self._part(mesh, silent, f"{name} was declared dead")
         self._replace_coordinator({mesh.self_id for mesh in others})
 
-    async def thaw(self, name: str, *, told: bool = True) -> None:
+    async def thaw(self, name: str, *, informed: bool = True) -> None:
         """The device goes on, first with what had reached it, then over new links.
 
         Args:
             name: the device.
-            told: whether it hears at once who coordinates now; else only by `tell_coordinator`, so
+            informed: whether it hears at once who coordinates now; else by `tell_coordinator`, so
                 that it acts as the coordinator it was.
         """
         mesh = self[name]
@@ -268,7 +268,7 @@ class MemoryHousehold:
         for other in others:
             self._join(other, mesh)
         self._meet([*others, mesh], follow=False)
-        if told:
+        if informed:
             self.tell_coordinator(name)
 
     def tell_coordinator(self, name: str) -> None:

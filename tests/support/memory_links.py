@@ -47,7 +47,7 @@ class MemoryStream:
         self._arrived: deque[memoryview | None] = deque()  # None: the peer has closed
         self._arrived_bytes = 0
         self._reading_paused = False
-        self._writer_paused = False  # whether the peer was told to pause
+        self._writer_paused = False  # whether the peer was asked to pause
         self._scheduled = False
         self._closing = False
         self._over = False

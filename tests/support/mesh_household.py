@@ -74,13 +74,13 @@ class Pulse:
 
 @dataclass
 class Device:
-    """One running device and what it has told people."""
+    """One running device and what it has shown to people."""
 
     mesh: NetworkMesh
     events: list[Event]
     pulse: Pulse
 
-    def told(self, kind: type[Kind]) -> list[Kind]:
+    def shown(self, kind: type[Kind]) -> list[Kind]:
         """The events of one kind so far."""
         return [event for event in self.events if isinstance(event, kind)]
 

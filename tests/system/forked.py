@@ -24,7 +24,7 @@ from tools.testbed import EmulatedDevice
 
 _ENTER = "--net="
 
-os.environ.setdefault(startup.VARIABLE, startup.SETTING)  # forks do not start anew
+os.environ.setdefault(startup.VARIABLE, startup.SETTING)  # forks do not start over
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["tests.system.preloaded"])
 

@@ -119,7 +119,7 @@ def _say(words: object) -> None:
 
 
 def compute() -> None:
-    """Hash until told for how long, then count."""
+    """Hash until asked for how long, then count."""
     told: list[float] = []
     threading.Thread(target=lambda: told.append(float(input())), daemon=True).start()
     _say("ready")

@@ -3,7 +3,7 @@
 Five devices train. For each shape: only the side with the data goes on, or waits for the others;
 who has a part and cannot speak with the data says `waiting`; once the network is whole nobody has
 to do anything, and nobody waits any more; the losses are those of one device alone, each step
-told once, in order.
+reported once, in order.
 """
 
 from __future__ import annotations

@@ -107,9 +107,7 @@ async def test_a_removed_device_is_out_until_it_is_invited(household: Household)
     await first.expect("member", since=seen, name="c", state="alive")
 
 
-async def test_strangers_are_told_why_they_are_refused(
-    household: Household, tmp_path: Path
-) -> None:
+async def test_strangers_learn_why_they_are_refused(household: Household, tmp_path: Path) -> None:
     newer = tmp_path / "newer"
     newer.mkdir()
     (newer / "sitecustomize.py").write_text(

@@ -1,4 +1,4 @@
-"""S22: what a terminal would obey reaches neither it nor an error, whoever said it."""
+"""S22: what a terminal would obey reaches neither it nor an error, whichever device said it."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ class Dissemination:
             return
         peers = self.reachable()
         fanout = self._config.eager_fanout if self._eager else self._config.gossip_fanout
-        for peer in self.sample(self._news.untold(peers), fanout):
+        for peer in self.sample(self._news.uninformed(peers), fanout):
             self.send(peer, MembershipMessage(MembershipKind.GOSSIP))
         self._news.prune(peers)
         self._eager = False
@@ -212,7 +212,7 @@ class BroadcastQueue:
         """Spread nothing more about `subject`."""
         self._news.pop(subject, None)
 
-    def untold(self, peers: Collection[str]) -> list[str]:
+    def uninformed(self, peers: Collection[str]) -> list[str]:
         """Those of `peers` whom at least one piece of news has not reached, in their order."""
         return [p for p in peers if any(p not in news.informed for news in self._news.values())]
 

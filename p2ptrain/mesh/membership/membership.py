@@ -382,8 +382,8 @@ class Membership:
         """Whether others said just now that it left: who leaves ends its links at once."""
         if device not in self._goodbyes:
             return False
-        _, told_at = self._goodbyes[device]
-        return self._now - told_at <= self._config.goodbye_seconds
+        _, said_at = self._goodbyes[device]
+        return self._now - said_at <= self._config.goodbye_seconds
 
     def _was_away(self, peer: str) -> bool:
         """Whether it is away or was until now: then it did not receive from others either."""

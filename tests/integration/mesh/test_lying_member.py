@@ -79,7 +79,7 @@ def record_of(device: Device, member: Device) -> MemberRecord:
 
 
 def of_eve(device: Device) -> list[str]:
-    return [warned.message for warned in device.told(events.Warning) if warned.name == "eve"]
+    return [warned.message for warned in device.shown(events.Warning) if warned.name == "eve"]
 
 
 async def cut_off(device: Device, liar: Device) -> None:
@@ -95,7 +95,7 @@ async def cut_off(device: Device, liar: Device) -> None:
 async def still_alive(anna: Device, bert: Device) -> None:
     """The two see each other, without a death in between."""
     await anna.until(lambda: record_of(anna, bert).state is MemberState.ALIVE, 2.0)
-    states = {e.state for d in (anna, bert) for e in d.told(Member) if e.name != "eve"}
+    states = {e.state for d in (anna, bert) for e in d.shown(Member) if e.name != "eve"}
     assert states <= {"alive", "suspect"}
 
 
@@ -147,7 +147,7 @@ async def test_renames_without_end_are_neither_written_nor_heard(
         renamed = replace(me, name=f"eve{number}", incarnation=me.incarnation + 1 + number)
         await claim(eve, anna, renamed)
     await anna.until(lambda: eve.mesh.self_id in anna.mesh.household_trust.cut_off)
-    warned = anna.told(events.Warning)[-1]
+    warned = anna.shown(events.Warning)[-1]
     assert "changes its name again and again" in warned.message
     assert written <= 2
     assert device_record.PAUSE_SECONDS >= 1.0
@@ -199,7 +199,7 @@ async def test_a_poisoned_folder_heals_by_itself(
     assert anna.mesh.coordinator is not None
     assert anna.mesh.coordinator.term < 20
     await bert.until(lambda: folder.read_json(DEVICE_FILE)["term"] < 20)
-    assert not anna.told(events.Warning)
+    assert not anna.shown(events.Warning)
 
 
 async def test_introductions_by_the_hundred_leave_room_and_cut_off_who_makes_them(

@@ -50,7 +50,7 @@ async def home(tmp_path: Path) -> AsyncIterator[Household]:
 
 
 async def dialled(device: Device, folder: Path, name: str, receiver: LinkReceiver) -> Link:
-    """A link to `device` with the identity in `folder`/`name`, past whoever has it."""
+    """A link to `device` with the identity in `folder`/`name`, past the one that has it."""
     me = load_or_create(StateFolder(folder / name))
     certificate = load_or_create(StateFolder(folder / device.mesh.name)).certificate_der
     context = client_context(me.pem_file, [certificate])
@@ -79,9 +79,9 @@ async def test_two_devices_with_one_code_find_pair_and_agree(home: Household) ->
     kinds = [type(event) for event in anna.events]
     assert kinds.index(Ready) < kinds.index(Pairing) < kinds.index(Member)
     assert Member("bert", "alive") in anna.events
-    assert anna.told(Coordinator)
-    assert anna.told(Pairing) == [Pairing(CODE)]
-    ready = anna.told(Ready)[0]
+    assert anna.shown(Coordinator)
+    assert anna.shown(Pairing) == [Pairing(CODE)]
+    ready = anna.shown(Ready)[0]
     assert (ready.address, ready.port) == ("127.0.0.1", anna.mesh.port)
 
 
@@ -139,7 +139,7 @@ async def test_a_full_disk_costs_neither_links_nor_names(
     again = await home.start("bert", name="berta", code=None)
     await together(anna, again)
     assert [device.name for device in anna.mesh.household_trust.devices()] == ["berta"]
-    await anna.until(lambda: "trusted.json cannot" in str(anna.told(events.Warning)))
+    await anna.until(lambda: "trusted.json cannot" in str(anna.shown(events.Warning)))
     monkeypatch.undo()
 
 
@@ -177,7 +177,7 @@ async def test_a_full_disk_ends_no_membership_at_an_election(
     said = ElectionMessage(ElectionKind.ANNOUNCE, seen, support=2)
     message = Message(ELECTION_KIND, {"payload": encode(said)})
     await bert.mesh.send(anna.mesh.self_id, message)
-    await anna.until(lambda: "device.json cannot be written" in str(anna.told(events.Warning)))
+    await anna.until(lambda: "device.json cannot be written" in str(anna.shown(events.Warning)))
     assert anna.mesh.membership_driver.election.term >= seen
     await together(anna, bert)
     monkeypatch.undo()
@@ -198,7 +198,7 @@ async def test_a_full_disk_keeps_no_removed_device_in(
     bert.mesh.household_trust.remove("carl")
     await anna.until(lambda: anna.mesh.connected == {bert.mesh.self_id})
     await anna.until(lambda: Member("carl", "dead") in anna.events)
-    await anna.until(lambda: "carl was removed" in str(anna.told(events.Warning)))
+    await anna.until(lambda: "carl was removed" in str(anna.shown(events.Warning)))
 
 
 async def test_a_good_bye_is_an_end_for_certain(home: Household) -> None:
@@ -227,7 +227,7 @@ async def test_a_device_paired_with_one_is_introduced_to_all(home: Household) ->
     bert = await home.start("bert")
     await together(anna, bert)
     async with home.running("cora", code="87654321") as cora:
-        await cora.until(lambda: bool(cora.told(PairingFailed)))
+        await cora.until(lambda: bool(cora.shown(PairingFailed)))
     assert {d.name for d in anna.mesh.household_trust.devices()} == {"bert"}
     dora = await home.start("dora")
     await together(anna, bert, dora)
@@ -275,7 +275,7 @@ async def test_a_peer_whose_name_is_not_known_yet_ends_no_start(
     anna = await home.start("anna", peers=("nas.home",))
     bert = await home.start("bert")
     await together(anna, bert)
-    await anna.until(lambda: "--peer nas.home: no such host now" in str(anna.told(events.Warning)))
+    await anna.until(lambda: "--peer nas.home: no such host now" in str(anna.shown(events.Warning)))
 
 
 async def test_a_restart_needs_no_code(home: Household) -> None:
@@ -287,7 +287,7 @@ async def test_a_restart_needs_no_code(home: Household) -> None:
     again = await home.start("bert", code=None)
     await together(anna, again)
     assert again.mesh.self_id == first_id
-    assert not again.told(Pairing)
+    assert not again.shown(Pairing)
 
 
 async def test_another_identity_is_never_taken_without_a_word(
@@ -296,10 +296,10 @@ async def test_another_identity_is_never_taken_without_a_word(
     anna = await home.start("anna")
     async with home.running("bert") as bert:
         await together(anna, bert)
-        assert not any("a new identity" in str(told) for told in bert.told(events.Warning))
+        assert not any("a new identity" in str(told) for told in bert.shown(events.Warning))
     (tmp_path / "bert" / IDENTITY_FILE).unlink()
     async with home.running("bert", code=None) as again:
-        await again.until(lambda: "a new identity" in str(again.told(events.Warning)))
+        await again.until(lambda: "a new identity" in str(again.shown(events.Warning)))
 
 
 async def test_the_later_of_two_names_gets_a_number(home: Household, tmp_path: Path) -> None:
@@ -308,8 +308,8 @@ async def test_the_later_of_two_names_gets_a_number(home: Household, tmp_path: P
     other = await home.start("other", name="anna")
     await other.until(lambda: other.mesh.name == "anna-2")
     await together(anna, bert, other)
-    assert other.told(Renamed) == [Renamed("anna-2", "anna")]
-    assert not anna.told(Renamed)
+    assert other.shown(Renamed) == [Renamed("anna-2", "anna")]
+    assert not anna.shown(Renamed)
     assert (tmp_path / "other" / "device.json").read_text().count("anna-2") == 1
 
 
@@ -336,7 +336,7 @@ async def test_a_removed_device_comes_back_only_by_an_invitation(home: Household
         anna.mesh.household_trust.remove("bert")
         await bert.until(lambda: bert.alive() == {"bert"})
     async with home.running("bert") as repeated:
-        await repeated.until(lambda: bool(repeated.told(Pairing)))
+        await repeated.until(lambda: bool(repeated.shown(Pairing)))
         channel, _ = await dial_unpaired([("127.0.0.1", anna.mesh.port)])
         await channel.send(b"hello")
         assert b"closed" in await channel.receive()
@@ -354,11 +354,11 @@ async def test_a_code_of_a_start_script_lets_no_removed_device_in(home: Househol
         await together(anna, bert, cora)
         cora.mesh.household_trust.remove("bert")
         await anna.until(lambda: {d.name for d in anna.mesh.household_trust.devices()} == {"cora"})
-        assert anna.told(PairingClosed)
+        assert anna.shown(PairingClosed)
     again = await home.start("anna")  # with the same code
     await together(again, cora)
     assert again.mesh.household_trust.window is None
-    assert any("may know this code" in str(told) for told in again.told(events.Warning))
+    assert any("may know this code" in str(told) for told in again.shown(events.Warning))
     channel, _ = await dial_unpaired([("127.0.0.1", again.mesh.port)])
     assert b"closed" in await channel.receive()
     new = again.mesh.household_trust.invite()
@@ -410,10 +410,10 @@ async def test_a_relay_between_two_devices_pairs_no_device(home: Household, tmp_
     await listener.start(["127.0.0.1"])
     home.network = type(home.network)()  # bert finds nobody but the relay
     bert = await home.start("bert", peers=(f"127.0.0.1:{listener.port}",))
-    await bert.until(lambda: bool(bert.told(PairingFailed)))
-    await anna.until(lambda: "did not prove its key" in str(anna.told(events.Warning)))
+    await bert.until(lambda: bool(bert.shown(PairingFailed)))
+    await anna.until(lambda: "did not prove its key" in str(anna.shown(events.Warning)))
     assert [device.mesh.household_trust.devices() for device in (anna, bert)] == [[], []]
-    assert anna.told(PairingFailed) == []  # its guess was not even looked at
+    assert anna.shown(PairingFailed) == []  # its guess was not even looked at
     await listener.close()
     await asyncio.gather(*passing, return_exceptions=True)
 
@@ -427,25 +427,25 @@ async def test_removing_an_unknown_device_names_the_known(home: Household) -> No
 
 async def test_a_wrong_code_is_reported_and_counted_on_both_sides(home: Household) -> None:
     anna = await home.start("anna", code=None)
-    right = anna.told(Pairing)[0].code
+    right = anna.shown(Pairing)[0].code
     wrong = f"{(int(right) + 1) % 10**8:08d}"
     bert = await home.start("bert", code=wrong)
-    await bert.until(lambda: bool(bert.told(PairingFailed)))
-    assert [event.attempts_left for event in bert.told(PairingFailed)] == [4]
-    assert [event.attempts_left for event in anna.told(PairingFailed)] == [4]
-    assert "code is wrong" in bert.told(PairingFailed)[0].message
+    await bert.until(lambda: bool(bert.shown(PairingFailed)))
+    assert [event.attempts_left for event in bert.shown(PairingFailed)] == [4]
+    assert [event.attempts_left for event in anna.shown(PairingFailed)] == [4]
+    assert "code is wrong" in bert.shown(PairingFailed)[0].message
     assert not anna.mesh.household_trust.devices()
     assert not bert.mesh.household_trust.devices()
 
 
 async def test_five_wrong_codes_close_the_window_for_the_right_one(home: Household) -> None:
     anna = await home.start("anna", code=None)
-    right = anna.told(Pairing)[0].code
+    right = anna.shown(Pairing)[0].code
     for number in range(1, 6):
         wrong = f"{(int(right) + number) % 10**8:08d}"
         async with home.running(f"w{number}", code=wrong) as stranger:
-            await stranger.until(lambda s=stranger: bool(s.told(PairingFailed)))
-    assert [event.attempts_left for event in anna.told(PairingFailed)] == [4, 3, 2, 1, 0]
+            await stranger.until(lambda s=stranger: bool(s.shown(PairingFailed)))
+    assert [event.attempts_left for event in anna.shown(PairingFailed)] == [4, 3, 2, 1, 0]
     late = await home.start("late", code=right)
     channel, _certificate = await dial_unpaired([("127.0.0.1", anna.mesh.port)])
     await channel.send(b"anything")
@@ -457,10 +457,10 @@ async def test_five_wrong_codes_close_the_window_for_the_right_one(home: Househo
 
 async def test_a_window_goes_on_in_the_next_process_as_it_was(home: Household) -> None:
     async with home.running("anna", code=None) as anna:
-        right = anna.told(Pairing)[0].code
+        right = anna.shown(Pairing)[0].code
         wrong = f"{(int(right) + 1) % 10**8:08d}"
         async with home.running("bert", code=wrong) as bert:
-            await bert.until(lambda: bool(bert.told(PairingFailed)))
+            await bert.until(lambda: bool(bert.shown(PairingFailed)))
     left = anna.mesh.household_trust.window
     assert left is not None
     assert left.tries_left == 4
@@ -478,7 +478,7 @@ async def test_a_window_that_a_removal_closed_does_not_go_on(home: Household) ->
     again = await home.start("anna", code=None, window=anna.mesh.household_trust.window)
     await together(again, cora)
     assert again.mesh.household_trust.window is None
-    assert again.told(Pairing) == []
+    assert again.shown(Pairing) == []
 
 
 async def test_a_window_that_is_over_is_not_opened_again(home: Household) -> None:
@@ -489,7 +489,7 @@ async def test_a_window_that_is_over_is_not_opened_again(home: Household) -> Non
     over = PairingWindow(CODE, closes_at=now - 1.0)
     again = await home.start("anna", code=None, window=over)
     assert again.mesh.household_trust.window is None
-    assert again.told(Pairing) == []
+    assert again.shown(Pairing) == []
 
 
 async def test_a_copied_identity_stops_the_younger(home: Household, tmp_path: Path) -> None:
@@ -521,7 +521,7 @@ async def test_one_members_odd_name_costs_no_link_of_others(home: Household) -> 
     bert.mesh.connections.cut(anna.mesh.self_id, "pulled")
     await anna.until(lambda: LinkUp(bert.mesh.self_id) in heard)
     await bert.until(lambda: LinkUp(anna.mesh.self_id) in by_bert)
-    for _ in range(3):  # what is told at once when a link comes up has been taken in by then
+    for _ in range(3):  # what is reported at once when a link comes up has been taken in by then
         await bert.mesh.call(anna.mesh.self_id, Message("mesh.ping"), timeout_seconds=5)
         await anna.mesh.call(bert.mesh.self_id, Message("mesh.ping"), timeout_seconds=5)
     assert len([event for event in heard if isinstance(event, LinkLost)]) == 1

@@ -122,7 +122,7 @@ def test_they_compute_and_learn_as_in_plain_torch() -> None:
 
 
 class _Pooled(nn.Module):
-    """Draws its windows anew for each batch."""
+    """Draws its windows again for each batch."""
 
     def __init__(self) -> None:
         super().__init__()

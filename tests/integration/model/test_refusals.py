@@ -166,7 +166,7 @@ def _only_nine(x: Tensor) -> Tensor:
         (AfterLinear(_only_nine), mse_loss, "ValueError: nine features, please"),
     ],
 )
-def test_what_plain_torch_refuses_too_is_told_in_its_words(
+def test_what_plain_torch_refuses_too_is_reported_in_its_words(
     model: nn.Module, loss: Callable[..., Tensor], told: str
 ) -> None:
     with pytest.raises(CaptureError) as caught:
@@ -184,7 +184,7 @@ def test_a_loss_that_is_no_tensor_is_named() -> None:
         capture(nn.Linear(8, 8), _as_number, _EXAMPLE)
 
 
-def test_what_only_a_trace_refuses_is_not_told_so() -> None:
+def test_what_only_a_trace_refuses_is_not_reported_so() -> None:
     with pytest.raises(CaptureError, match="cannot follow this") as caught:
         capture(AfterLinear(lambda x: x + float(x.detach().numpy().mean())), mse_loss, _EXAMPLE)
     assert "plain torch too" not in str(caught.value)

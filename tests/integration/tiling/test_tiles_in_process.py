@@ -178,7 +178,7 @@ def test_the_order_of_messages_changes_no_bit(six: Prepared) -> None:
 def test_filters_whose_gradients_are_put_off_get_the_same_bits(
     six: Prepared, early: tuple[int, ...]
 ) -> None:
-    """Each tile stops when it has told others all they wait for, and goes on when it is told to."""
+    """Each tile stops when others have all they wait for, and goes on when it is asked to."""
     grid = layout(six, 2, 2, (0, 1, 2, 3, 4, 5, 6), early)
     found: list[list[Tensor]] = []
     stops = 0
@@ -203,7 +203,7 @@ def test_filters_whose_gradients_are_put_off_get_the_same_bits(
 
 
 def deliver(machines: list[TilePass], sent: list[TileMessage]) -> int:
-    """In order until nothing is left; how often a tile was told to go on."""
+    """In order until nothing is left; how often a tile was asked to go on."""
     stops = 0
     while sent or any(machine.is_paused for machine in machines):
         while sent:
@@ -273,6 +273,6 @@ def test_the_bytes_that_travel_are_those_that_planners_count(
     halos = sum(sum(group.halo.sent) for group in groups if group is not None)
     sums = sum(sum(s.sent) for group in groups if group is not None for s in group.statistics)
     assert tiles.traffic["Halo"] == tiles.traffic["HaloGradient"] == halos
-    # A device with two tiles is told each sum once: 8 times in all, where tiles are told 10 times.
+    # A device with two tiles gets each sum once: 8 times in all, where tiles get 10.
     assert tiles.traffic["Moments"] == tiles.traffic["GradientSums"] == 10 * sums / 8 > 0
     assert (halos > 0) == (len(groups) > 1)

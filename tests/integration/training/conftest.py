@@ -12,5 +12,5 @@ __all__ = ["all_go_back", "equal_models_are_captured_once"]
 
 @pytest.fixture
 def all_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost stage is never made anew: where it is not possible, copies must do."""
+    """A lost stage is never rebuilt: where it is not possible, copies must do."""
     monkeypatch.setattr(choose_version, "plan_rebuilds", lambda *_: ())

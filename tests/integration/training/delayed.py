@@ -86,7 +86,7 @@ class Generations:
     """The plans of a job as they came into force: what each began with, and how it was cut.
 
     Attributes:
-        begun: (updates behind the state, steps told before, names by stage).
+        begun: (updates behind the state, steps reported before, names by stage).
     """
 
     def __init__(self, household: Devices) -> None:
@@ -115,7 +115,7 @@ class Generations:
     def assert_by_formula(
         self, job: Job, make: Callable[[], Job], how: AsyncOptions, steps: int
     ) -> None:
-        """Every step was told once, with the loss that the formula gives with these cuts."""
+        """Every step was reported once, with the loss that the formula gives with these cuts."""
         told = [event.step for event in self._household.events if isinstance(event, Step)]
         assert told == list(range(1, steps + 1))
         wanted: list[float] = []

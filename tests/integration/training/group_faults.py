@@ -4,7 +4,7 @@ A seed says the model, the optimizer, how stages divide or deal their work, and 
 kills (the device comes back or not), frozen devices, broken and pulled links, farewells, newcomers,
 elections, and the death of the device with the data, which is started again. Whenever a plan is
 made or looked for, it is another random one of groups and single devices, so that weights move
-between every kind of stages. Each step must be told once and in order, with the loss of plain torch
+between all kinds of stages. Each step must be reported once, in order, with the loss of plain torch
 in float64 within 1e-8, and so must the weights be at the end. A job may also end because what only
 dead devices had is lost; it must say so. The device with the data dies only where others train too:
 nobody else would have the weights.
@@ -405,7 +405,7 @@ class AnyPlans:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Whoever plans gets them."""
+        """Who plans gets them."""
         with (
             patch.object(plan_cluster, "make_plan", self.make),
             patch.object(replan_decision, "decide_replan", self.decide),

@@ -60,15 +60,15 @@ class LocalJob:
 
 @dataclass
 class Devices:
-    """The household and what its holder, the first device, told.
+    """The household and what its holder, the first device, reported.
 
     Attributes:
         profiles: by which devices without a box measure models.
         boxes: where devices measure models of others, by name; others do in this process.
         settings: of the recovery rules of the jobs that begin from now on.
         compute: what devices compute on, by name; the others do on the processor.
-        waiting: what the other devices told: (who, for whom).
-        warned: what they told their person: (who, message).
+        waiting: what the other devices reported: (who, for whom).
+        warned: what they showed to their person: (who, message).
     """
 
     names: Sequence[str]

@@ -75,7 +75,7 @@ def on_step(household: Devices, step: int, act: Callable[[], object]) -> Callabl
 
 
 def undisturbed(job: Job, steps: int = STEPS) -> Outcome:
-    """What training must come to, whoever dies: one device's curve and weights, by plain torch.
+    """What training must come to, with any death: one device's curve and weights, by plain torch.
 
     Only for models without dropout. `job` is trained: it is another one's of the same weights.
     """
@@ -88,7 +88,7 @@ def steps_of(household: Devices) -> list[int]:
 
 
 def assert_undisturbed(household: Devices, job: Job, wanted: Outcome) -> None:
-    """Every step was told once and in order, and nothing differs by a bit."""
+    """Every step was reported once and in order, and nothing differs by a bit."""
     assert steps_of(household) == list(range(1, len(wanted.losses) + 1))
     assert household.losses == wanted.losses
     assert_same_weights(job, wanted)

@@ -2,7 +2,7 @@
 
 A seed says how many devices there are, which weights mini-batches see, how often versions are kept,
 who dies when (one after the other, or two at once where copies allow it), and whether somebody
-leaves. Every step must be told once and in order, and losses and weights must be, to the bit, those
+leaves. Every step must be reported once, in order, losses and weights must be, to the bit, those
 of plain torch with the same delays and cuts (`tests/support/delayed_reference.py`). A job may also
 end because what only dead devices had is lost; it must say so.
 """
@@ -185,6 +185,6 @@ SEEDS = range(examples_of(4))
 
 
 @pytest.mark.parametrize("course", [Course.of(seed) for seed in SEEDS], ids=lambda c: str(c.seed))
-async def test_every_step_is_told_once_with_the_formulas_loss(course: Course) -> None:
+async def test_every_step_is_reported_once_with_the_formulas_loss(course: Course) -> None:
     torch.set_num_threads(1)
     await run(course)

@@ -88,7 +88,7 @@ class Death:
 
 
 @pytest.mark.parametrize(("name", "victim", "count"), PLACES)
-async def test_whoever_dies_wherever(
+async def test_whichever_device_dies_wherever(
     name: str, victim: str, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.set_num_threads(1)

@@ -1,4 +1,4 @@
-"""Samples that the model cannot compute with are told as such: where, and what to look at."""
+"""Samples that the model cannot compute with are reported as such: where, and what to look at."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def job(*, label: int = 0, token: int = 0, **changes: object) -> Job:
         ({"token": 9}, "0", "index out of range in self"),
     ],
 )
-async def test_what_an_operator_refuses_is_told_by_unit_step_and_micro_batch(
+async def test_what_an_operator_refuses_is_reported_by_unit_step_and_micro_batch(
     count: int, odd: dict[str, int], unit: str, why: str
 ) -> None:
     said = rf"[ab]: layer {unit} failed with micro-batch [01] of step \d: {why}"

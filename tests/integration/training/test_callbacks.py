@@ -228,7 +228,7 @@ async def test_the_best_weights_are_written_and_patience_ends_the_training(tmp_p
 
 
 async def test_a_stop_survives_the_death_of_a_device_after_it() -> None:
-    """Whoever goes on ends with the same step."""
+    """Who goes on ends with the same step."""
     job = evaluated(epochs=4)
     async with devices(3) as household:
 

@@ -49,7 +49,7 @@ def engagement_of(household: Devices, name: str) -> HostedStages:
     return hosted
 
 
-async def test_an_update_is_told_once_all_are_ready_and_before_anybody_applies_it(
+async def test_an_update_is_reported_once_all_are_ready_and_before_anybody_applies_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     seen: list[tuple[str, int]] = []

@@ -45,7 +45,7 @@ class Case:
         return device_count(self.plan)
 
     def job(self) -> Job:
-        """Anew, from the same weights."""
+        """Again, from the same weights."""
         return make_job(self.model, clip_grad_norm=self.clip)
 
 

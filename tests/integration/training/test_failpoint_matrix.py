@@ -41,13 +41,13 @@ async def _wanted(fault: Fault) -> Outcome:
 @pytest.mark.parametrize(
     "fault", [*_sample(), *(random_fault(seed) for seed in range(RANDOM_KILLS))], ids=str
 )
-async def test_whoever_dies_wherever_nothing_shows_it(fault: Fault) -> None:
+async def test_whichever_device_dies_wherever_nothing_shows_it(fault: Fault) -> None:
     wanted = await _wanted(fault)
     assert problems(await outcome_of(fault), wanted, fault) == []
 
 
 async def test_what_must_not_show_would_be_seen() -> None:
-    """The checks are not blind: a run with another step, sample or weight is told apart."""
+    """The checks are not blind: a run with another step, sample or weight is found out."""
     fault = Fault("")
     wanted = await _wanted(fault)
     other = await undisturbed(fault)

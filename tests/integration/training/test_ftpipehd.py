@@ -67,7 +67,7 @@ async def test_devices_that_change_are_followed(monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("replan", [True, False])
-async def test_even_devices_keep_their_cuts_and_so_does_who_is_told_to(replan: bool) -> None:
+async def test_even_devices_keep_their_cuts_and_so_does_who_is_asked_to(replan: bool) -> None:
     job = delayed_job()
     async with devices(3, settings=SETTINGS) as household:
         speeds, generations = Speeds({} if replan else {"c": 10.0}), Generations(household)

@@ -145,7 +145,7 @@ async def test_all_answer_and_one_has_come_back_empty() -> None:
 
 @pytest.mark.parametrize("name", ["b", "c"])
 async def test_one_is_silent(name: str) -> None:
-    """Case 3: the others are cut anew, by the capacities that are known."""
+    """Case 3: the others are cut again, by the capacities that are known."""
     async with devices(3, settings=SETTINGS) as household:
 
         async def kill() -> None:

@@ -233,7 +233,7 @@ async def test_evaluations_cover_every_sample_once(
     assert told.metrics["label"] == pytest.approx(targets.double().mean().item())
 
 
-async def test_targets_left_out_that_come_up_later_are_told_of(
+async def test_targets_left_out_that_come_up_later_are_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One sample that was not looked at before the plan, and a term that no count of it weighs."""

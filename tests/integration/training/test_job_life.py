@@ -102,7 +102,7 @@ async def test_a_resumed_job_continues_its_curve_on_another_number_of_devices(
 async def test_an_evaluation_that_was_cut_off_is_made_when_the_job_is_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_off: bool
 ) -> None:
-    """And one that was told is not told again."""
+    """And one that was reported is not reported again."""
     finish = TrainingLoop._finish_evaluation
 
     async def interrupted(rounds: TrainingLoop, order: RoundOrder, *, is_last: bool) -> None:
@@ -188,7 +188,7 @@ async def test_a_full_disk_warns_trains_on_and_fails_in_the_end(
 
 
 @pytest.mark.parametrize("for_good", [False, True])
-async def test_a_last_checkpoint_that_a_broken_link_left_out_is_made_up_for_or_told(
+async def test_a_last_checkpoint_that_a_broken_link_left_out_is_made_up_for_or_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, for_good: bool
 ) -> None:
     gather, asked = HolderGeneration.gather, 0

@@ -46,7 +46,7 @@ def prepared(
 def test_what_was_evaluated_before_the_checkpoint_is_known(
     tmp_path: Path, noted: int | None, evaluated: int
 ) -> None:
-    """A file that does not say counts as one whose evaluation was told."""
+    """A file that does not say counts as one whose evaluation was reported."""
     first = prepared()
     model = {name.removeprefix("model:"): tensor for name, tensor in first.state.items()}
     progress = replace(first.progress(2), evaluated=noted)

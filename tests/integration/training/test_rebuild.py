@@ -1,4 +1,4 @@
-"""A stage that is lost is made anew from what was sent to it: nobody else goes back a step."""
+"""A stage that is lost is rebuilt from what was sent to it: nobody else goes back a step."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ async def test_nobody_goes_back_for_one_stage(name: str) -> None:
         assert recovered.replayed_steps <= 1  # where nobody had heard that the last one counts
 
 
-async def test_two_stages_that_are_not_neighbours_are_made_anew_together() -> None:
+async def test_two_stages_that_are_not_neighbours_are_rebuilt_together() -> None:
     async with devices(5, settings=NO_FIRST_WEIGHTS) as household:
         recovered = await _run(household, _job(), "b", "d")
         assert recovered.replayed_steps <= 1
@@ -95,7 +95,7 @@ async def test_what_is_not_kept_any_more_is_done_again_by_all(
         assert recovered.version == KEPT_AT
 
 
-async def test_who_cannot_make_it_anew_says_so_and_all_go_back(
+async def test_who_cannot_rebuild_it_says_so_and_all_go_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def fails(*_: object) -> None:
@@ -107,7 +107,7 @@ async def test_who_cannot_make_it_anew_says_so_and_all_go_back(
         assert recovered.version == KEPT_AT
 
 
-async def test_a_holder_that_is_started_again_gets_its_stage_made_anew(tmp_path: Path) -> None:
+async def test_a_holder_that_is_started_again_gets_its_stage_rebuilt(tmp_path: Path) -> None:
     """It reads again what it fed to it."""
     options = one_stage_each(3, STEPS)
     async with devices(3, settings=NO_FIRST_WEIGHTS) as household:
@@ -144,7 +144,7 @@ async def test_samples_are_sent_again_to_devices_of_the_plan_alone() -> None:
 
 
 async def test_what_comes_too_late_for_an_attempt_is_not_the_next_generations() -> None:
-    """Both have the same number; whoever sends again does not hear that nobody waits any more."""
+    """Both have the same number; who sends again does not hear that nobody waits any more."""
     async with MemoryHousehold(["a", "b"]) as mesh:
         here, other = TensorRouter(mesh["a"]), TensorRouter(mesh["b"])
         me, sender = mesh["a"].self_id, mesh["b"].self_id

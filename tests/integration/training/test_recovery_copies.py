@@ -1,4 +1,4 @@
-"""Copies of stages at neighbours: a death costs few steps, whoever dies next, and not one bit."""
+"""Copies of stages at neighbours: any death costs few steps, and not one bit."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def recovered_step(events: list[Event]) -> int:
 async def test_one_after_the_other_may_die_its_keeper_too(
     kills: list[list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a generation begins with is kept anew at once."""
+    """What a generation begins with is kept again at once."""
     dead = [name for names in kills for name in names]
     async with devices(4) as household:
         course = Course(household, _job(), monkeypatch, list(kills))

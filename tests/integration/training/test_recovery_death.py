@@ -71,7 +71,9 @@ async def test_training_goes_on_without_a_dead_device_bit_by_bit(name: str) -> N
         {STEPS: ["b"]},
     ],
 )
-async def test_whoever_dies_and_whenever_the_curve_is_the_same(kills: dict[int, list[str]]) -> None:
+async def test_whichever_device_dies_and_whenever_the_curve_is_the_same(
+    kills: dict[int, list[str]],
+) -> None:
     wanted = undisturbed(momentum_job())
     job = momentum_job()
     dead = {name for names in kills.values() for name in names}

@@ -180,7 +180,9 @@ async def test_a_holder_killed_at_any_moment_tells_every_step_once(
         assert_undisturbed(household, job, wanted)
 
 
-async def test_a_step_written_down_and_not_told_stays_the_only_one_missing(tmp_path: Path) -> None:
+async def test_a_step_written_down_and_not_reported_stays_the_only_one_missing(
+    tmp_path: Path,
+) -> None:
     wanted = undisturbed(momentum_job())
     async with devices(3) as household:
         process = Process(household, tmp_path, momentum_job(), one_stage_each(3))
@@ -197,7 +199,7 @@ async def test_a_step_written_down_and_not_told_stays_the_only_one_missing(tmp_p
 async def test_a_power_cut_may_lose_what_was_written_down_of_the_last_steps(
     tmp_path: Path,
 ) -> None:
-    """The others have them: it goes on from there, and what led there is not told twice."""
+    """The others have them: it goes on from there, and what led there is not reported twice."""
     wanted = undisturbed(momentum_job())
     async with devices(3) as household:
         process = await killed(household, tmp_path, 9)
@@ -235,7 +237,7 @@ async def test_a_holder_that_starts_from_other_weights_takes_those_of_the_others
 
 
 @pytest.mark.parametrize("where", ["answer.before", "accept.before", "backward.receive.after"])
-async def test_a_holder_killed_before_its_first_step_begins_anew_from_the_weights_drawn_now(
+async def test_a_holder_killed_before_its_first_step_starts_over_from_the_weights_drawn_now(
     tmp_path: Path, where: str
 ) -> None:
     """The others have parts of those drawn then, and the rest of them is nowhere."""
@@ -270,7 +272,7 @@ async def test_what_a_holder_had_itself_is_kept_by_its_neighbour(tmp_path: Path)
         assert_undisturbed(household, job, wanted)
 
 
-async def test_what_was_evaluated_is_not_told_again(tmp_path: Path) -> None:
+async def test_what_was_evaluated_is_not_reported_again(tmp_path: Path) -> None:
     def job() -> Job:
         return make_job("cnn", eval_data=make_job("cnn").data, epochs=3)
 
@@ -283,7 +285,7 @@ async def test_what_was_evaluated_is_not_told_again(tmp_path: Path) -> None:
         assert told == [3, 6, 9], "one an epoch"
 
 
-async def test_fresh_begins_anew(tmp_path: Path) -> None:
+async def test_fresh_starts_over(tmp_path: Path) -> None:
     async with devices(2) as household:
         process = await killed(household, tmp_path, 3)
         fresh = TrainOptions(wait_for=2, planner="pp", steps=STEPS, fresh=True)
@@ -318,7 +320,7 @@ async def test_without_the_journal_it_is_refused_and_nobody_loses_anything(tmp_p
         assert steps_of(household) == list(range(1, STEPS + 1))
 
 
-async def test_members_without_anything_let_it_begin_anew(tmp_path: Path) -> None:
+async def test_members_without_anything_let_it_start_over(tmp_path: Path) -> None:
     async with devices(2) as household:
         process = await killed(household, tmp_path, 3)
         await household.mesh.kill("b")

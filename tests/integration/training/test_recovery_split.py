@@ -105,7 +105,7 @@ async def test_who_was_cut_off_is_let_go_when_it_is_back() -> None:
 async def test_who_is_heard_of_before_there_is_a_link_is_let_go_when_there_is_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody could be told at first: it must be told once it can."""
+    """Nobody could be informed at first: each must be, once it can."""
     told = asyncio.Event()
     begin_without = HolderGeneration.begin_without
 

@@ -68,7 +68,7 @@ async def test_a_thawed_coordinator_is_refused_every_time(monkeypatch: pytest.Mo
 
         async def go_on() -> None:
             nonlocal refused
-            await mesh.thaw("d", told=False)
+            await mesh.thaw("d", informed=False)
             assert mesh["d"].coordinator is not None
             assert mesh["d"].coordinator.name == "d"
             for number in range(COMMANDS):

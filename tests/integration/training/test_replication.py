@@ -46,8 +46,8 @@ class Account:
     """Watches the holder's account of copies, which orders them after `steps` alone.
 
     Attributes:
-        kept: what devices told, in order.
-        stable: the newest version that everybody has told of.
+        kept: what devices reported, in order.
+        stable: the newest version that everybody has reported.
         was_stable: all that were, in order.
         gates: before the round of these steps is ordered, what is awaited.
         versions: that generations began with.
@@ -279,7 +279,7 @@ async def test_a_version_on_its_way_is_let_finish_though_every_later_one_is_want
         ("replica.kept.after", "b"),
     ],
 )
-async def test_whoever_dies_while_a_copy_is_on_its_way_the_one_before_counts(
+async def test_whichever_device_dies_while_a_copy_is_on_its_way_the_one_before_counts(
     place: str, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = undisturbed(momentum_job())
@@ -301,7 +301,7 @@ async def test_whoever_dies_while_a_copy_is_on_its_way_the_one_before_counts(
         assert dying.tasks
 
 
-async def test_no_memory_for_a_copy_is_told_and_training_goes_on(
+async def test_no_memory_for_a_copy_is_reported_and_training_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     wanted = undisturbed(momentum_job())

@@ -1,4 +1,4 @@
-"""Weights that take long to arrive: whoever waits for them sees that they come."""
+"""Weights that take long to arrive: who waits for them sees that they come."""
 
 from __future__ import annotations
 

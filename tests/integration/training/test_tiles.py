@@ -368,7 +368,7 @@ async def test_tiles_that_diverge_are_not_blamed_on_the_samples(
         assert re.search(rf"nan at step 1. {where}", await told_of(household, what))
 
 
-async def test_images_that_are_not_finite_are_told_by_the_tile_that_got_them(
+async def test_images_that_are_not_finite_are_reported_by_the_tile_that_got_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Statistics spread it to all tiles; the last column is the second device's."""
@@ -429,7 +429,7 @@ async def test_tiles_end_where_the_image_is_read_no_more() -> None:
     assert found.state < TOLERANCE
 
 
-async def test_what_cannot_be_tiled_at_all_is_told() -> None:
+async def test_what_cannot_be_tiled_at_all_is_reported() -> None:
     what = job()
     linear = nn.Sequential(nn.Flatten(), nn.Linear(3 * 17 * 21, 5)).double()
     options = TrainOptions(wait_for=2, steps=8, planner="tiles")

@@ -57,7 +57,9 @@ def assert_exact(ours: Outcome) -> None:
     [{4: ["b"]}, {4: ["c"]}, {3: ["d"], 8: ["b"]}, {5: ["b", "c"]}, {6: ["b", "c", "d"]}],
     ids=str,
 )
-async def test_whoever_dies_the_others_have_its_filters(kills: dict[int, Sequence[str]]) -> None:
+async def test_whichever_device_dies_the_others_have_its_filters(
+    kills: dict[int, Sequence[str]],
+) -> None:
     """Also down to the holder alone, which has the whole model then."""
     dead = {name for names in kills.values() for name in names}
     async with devices(4) as household:
@@ -118,7 +120,7 @@ async def test_the_device_with_the_data_is_started_again(
 async def test_a_death_in_the_middle_of_a_pass(
     monkeypatch: pytest.MonkeyPatch, subject: type
 ) -> None:
-    """While others wait for what it would have told them."""
+    """While others wait for what it would have sent them."""
     async with devices(3) as household:
         send, dying = TileExchange.send, list[asyncio.Task[None]]()
         victim = household.mesh["c"].self_id

@@ -1,4 +1,4 @@
-"""The average of the weights: torch's own to the bit, whoever dies, on any number of devices."""
+"""The average of the weights: torch's own to the bit, at any death, on any number of devices."""
 
 from __future__ import annotations
 

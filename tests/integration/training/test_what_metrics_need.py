@@ -58,7 +58,7 @@ def _prepared(evaluated: Callable[[Tensor], Any], metrics: Any) -> PreparedJob:
     return prepare(job, TrainOptions())
 
 
-def test_of_a_loss_that_evaluation_lacks_people_are_told() -> None:
+def test_of_a_loss_that_evaluation_lacks_people_hear() -> None:
     captured = _prepared(lambda x: x, _METRICS).captured
     told = missing_loss(_METRICS, captured)
     assert "in evaluation mode" in told
@@ -66,7 +66,7 @@ def test_of_a_loss_that_evaluation_lacks_people_are_told() -> None:
     assert missing_loss({"loss": _METRICS["mean"]}, captured) == ""
 
 
-def test_nothing_is_told_where_there_is_a_loss() -> None:
+def test_nothing_is_reported_where_there_is_a_loss() -> None:
     prepared = _prepared(lambda x: {"logits": x}, {})
     assert missing_loss({}, prepared.captured) == ""
 

@@ -1,4 +1,4 @@
-"""The data holder's shell in the simulator: rounds, commits, the journal, what people are told."""
+"""The data holder's shell in the simulator: rounds, commits, the journal, what people hear."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ class TrustsTheFirstHolder(Holder):
 
 
 class RollsForwardAlone(ChangeCore):
-    """Has whoever is ready apply, though nobody has."""
+    """Has the one that is ready apply, though nobody has."""
 
     def state_reported(self, generation: int, report: StateReport) -> None:
         super().state_reported(generation, _applied(report))
@@ -147,7 +147,7 @@ def _applied(state_report: StateReport) -> StateReport:
 
 
 class MixesHistories(ChangeCore):
-    """Takes a step for a version, whoever computed it."""
+    """Takes a step for a version, whichever device computed it."""
 
     def state_reported(self, generation: int, report: StateReport) -> None:
         merged = tuple(self._merged(entry) for entry in report.entries)
@@ -163,7 +163,7 @@ class MixesHistories(ChangeCore):
 
 
 class GivesAnyHistory(Node):
-    """Gives a unit at a step, whoever computed it."""
+    """Gives a unit at a step, whichever device computed it."""
 
     def state(self, unit: int, version: Version) -> int | None:
         for entry, states in self.copies.items():
@@ -185,7 +185,7 @@ class ReusesGenerationNumbers(HolderCore):
 
 
 class ReportsAgain(Holder):
-    """Forgets at every generation what people were told."""
+    """Forgets at every generation what people have heard."""
 
     def _begin(self, placed: Placement, alive: list[str]) -> None:
         self.once = ReportOnce(ReportedProgress(placed.version.step))

@@ -136,7 +136,7 @@ class Node:
         self.world.process_ended(self.id, left=self.left)
 
     def power_off(self) -> None:
-        """The machine ends too, and nobody is told."""
+        """The machine ends too, and nobody is informed."""
         self.runs = self.frozen = False
         self.world.power_off(self.id)
 
@@ -540,7 +540,7 @@ class Node:
             self._keep(seat)
         self._work()
 
-    # -- a stage made anew ---------------------------------------------------------------------
+    # -- a stage rebuilt ---------------------------------------------------------------------
 
     def logged(self, generation: int, stage: int, what: str, step: int) -> int | None:
         """What was sent to a stage in a step; None where that is not known any more."""

@@ -65,7 +65,7 @@ class World:
         self.slow = self.rng.choice((0.002, 0.002, 0.02))
         self.no_memory_share = self.rng.choice((0.0, 0.0, 0.2))  # of copies offered
         self.short_share = 0.0  # of stages built, for which there is no memory
-        self.no_plan_share = 0.0  # of plans without whoever leaves
+        self.no_plan_share = 0.0  # of plans without the one that leaves
         self.late_share = 0.0  # of messages, which come up to three seconds late
         self.network = Network(self.kernel, self.rng)
         self._build = self.rng.choice(member.BUILDS)
@@ -180,7 +180,7 @@ class World:
             self._give(receiver, lambda: target.receive(sender, kind, {**fields, "request": 0}))
 
     def block(self, paths: list[Path]) -> None:
-        """Nothing passes along these paths (sender, receiver), and nobody is told."""
+        """Nothing passes along these paths (sender, receiver), and nobody is informed."""
         self.network.cut(paths)
 
     def unblock(self, paths: list[Path]) -> None:
@@ -223,7 +223,7 @@ class World:
             self._members[device].crash()
 
     def power_off(self, device: str) -> None:
-        """Nobody is told."""
+        """Nobody is informed."""
         self._inboxes.pop(device, None)
         self._members[device].power_off()
 

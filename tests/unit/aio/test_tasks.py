@@ -75,7 +75,7 @@ async def test_what_it_raises_reaches_the_caller() -> None:
 
 
 async def test_the_end_of_an_iterator_reaches_the_caller_too() -> None:
-    """No future takes it: whoever awaited one would wait for ever."""
+    """No future takes it: who awaited one would wait for ever."""
     with pytest.raises(RuntimeError, match="StopIteration") as caught:
         await run_in_background(lambda: next(iter(())))
     assert isinstance(caught.value.__cause__, StopIteration)

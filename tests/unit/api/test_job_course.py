@@ -52,7 +52,7 @@ def test_what_is_asked_for_in_pieces_is_the_whole(bursts: list[int]) -> None:
         assert known.last.step == made
 
 
-def test_another_run_begins_anew() -> None:
+def test_another_run_starts_over() -> None:
     keeper = CourseKeeper("r2", "laptop", "Net", None)
     keeper.note(step(7), 1.0)
     answer = keeper.since(CourseAsked("r1", 1, 90), 1.0)

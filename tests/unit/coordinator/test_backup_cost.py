@@ -141,7 +141,7 @@ def test_what_the_plan_takes_is_not_there_for_copies() -> None:
     assert [stage.copies_to for stage in safe.stages] == ["iz", "iz", "ix"]
 
 
-def test_a_stage_nobody_has_room_for_is_told_of() -> None:
+def test_a_stage_nobody_has_room_for_is_reported() -> None:
     slots = 2 * STATE
     safe = found(x=PEAK + slots * 1000, y=PEAK + slots * 600, z=PEAK + slots * (400 + 600))
     assert [stage.copies_to for stage in safe.stages] == [None, "iz", None]

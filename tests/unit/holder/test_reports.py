@@ -80,7 +80,7 @@ async def test_a_device_that_was_removed_from_the_household_has_its_name() -> No
         assert events == [Failure("b")]
 
 
-async def test_what_an_earlier_process_has_told_is_written_down_again_and_not_counted() -> None:
+async def test_what_an_earlier_process_has_reported_is_written_down_again_and_not_counted() -> None:
     """A power cut has lost the last second of it; the others have those updates."""
     async with MemoryHousehold(["a"]) as mesh:
         events: list[Event] = []

@@ -1,4 +1,4 @@
-"""What is still an accident, what people are told, and who is cut off: a pure rule."""
+"""What is still an accident, what people hear, and who is cut off: a pure rule."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ A, B, C, D = (memory_id(name) for name in "abcd")
 
 
 class Heard:
-    """The numbers of the notes that a device got, and the events it was told."""
+    """The numbers of the notes that a device got, and the events it got."""
 
     def __init__(self, mesh: MemoryMesh) -> None:
         self.notes: list[int] = []
@@ -177,7 +177,7 @@ async def test_a_frozen_device_that_was_declared_dead_comes_back_over_new_links(
         assert house.coordinator.name == "a"
         with pytest.raises(LinkClosed):
             await house["a"].send(B, note(3))
-        await house.thaw("b", told=False)
+        await house.thaw("b", informed=False)
         await stale  # it speaks over a new link, as the coordinator it believes to be
         await a.until(2)
         assert house["b"].coordinator is not None

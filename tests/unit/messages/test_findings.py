@@ -1,4 +1,4 @@
-"""How it is told where values stopped being finite."""
+"""How it is reported where values stopped being finite."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ UNITS = ["one", "two", "three", "four"]
         ),
     ],
 )
-def test_what_is_told(finding: NonFiniteFinding | None, words: str) -> None:
+def test_what_is_reported(finding: NonFiniteFinding | None, words: str) -> None:
     assert describe_finding(finding, UNITS, 7).startswith(words)
 
 

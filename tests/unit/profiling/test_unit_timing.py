@@ -222,7 +222,7 @@ class ColdDevice(Device):
         super().backward_weights(unit % len(COSTS))
 
 
-def test_what_whoever_runs_first_finds_cold_counts_for_no_unit() -> None:
+def test_what_the_one_that_runs_first_finds_cold_counts_for_no_unit() -> None:
     device = ColdDevice()
     times = timed(device, [2], 0.0, apart=lambda batch: True)
     assert times[2].forward == pytest.approx([2 * forward for forward, _ in 2 * COSTS], rel=1e-9)

@@ -91,7 +91,7 @@ def test_the_neighbour_with_more_memory_keeps() -> None:
     assert kept_by(protected("a", "bc", b=500, c=600))[0] == "c"
 
 
-def test_whoever_has_room_keeps_where_no_neighbour_has() -> None:
+def test_whichever_device_has_room_keeps_where_no_neighbour_has() -> None:
     assert kept_by(protected("a", "b", "c", "d", b=200, c=PLENTY))[0] == "c"
 
 

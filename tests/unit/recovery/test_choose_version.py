@@ -42,7 +42,7 @@ def test_all_at_one_version_goes_on_there() -> None:
     assert choice.places == (("a",), ("a",), ("b",), ("b",))
 
 
-def test_without_a_barrier_what_nobody_was_told_of_is_not_gone_on_with() -> None:
+def test_without_a_barrier_what_nobody_knew_of_is_not_gone_on_with() -> None:
     """All stages may have made an update that the holder has not heard of from each of them."""
     kept = {device: StateEntry(*units, _v(5), StateKind.KEPT) for device, units in _HALVES.items()}
     state_reports = _reports(**{d: [_live(*_HALVES[d], 7), kept[d]] for d in _HALVES})

@@ -52,7 +52,7 @@ def test_a_smaller_share_of_a_core_is_the_devices_even_at_first() -> None:
     assert found.devices == {"a": 1.0, "b": 4.0}
 
 
-def test_devices_of_one_stage_are_told_apart_by_processor_time() -> None:
+def test_devices_of_one_stage_are_distinguished_by_processor_time() -> None:
     one, other = (0, "a"), (0, "b")
     expected = {one: ExpectedSeconds(2.0, 2.0), other: ExpectedSeconds(2.0, 2.0)}
     busy = {one: StageSeconds(2.0, 2.0), other: StageSeconds(6.0, 6.0)}

@@ -1,4 +1,4 @@
-"""Which lost stages can be made anew, and by whom.
+"""Which lost stages can be rebuilt, and by whom.
 
 stage 0  h   live at 40, log since 30        stage 2  c   live at 40, log since 30,
 stage 1  b   lost                                         b's copy at 30

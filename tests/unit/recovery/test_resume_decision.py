@@ -36,7 +36,7 @@ def test_it_goes_on_while_somebody_keeps_something_or_may(
     assert start_of(SAME, others, kept) is ResumeMode.GO_ON
 
 
-def test_it_begins_anew_where_all_have_lost_everything() -> None:
+def test_it_starts_over_where_all_have_lost_everything() -> None:
     verdict = decide_resume("f00d-", SAME, {"b"}, {"b": None}, fresh=False)
     assert verdict.start is ResumeMode.FROM_START
     assert "starts from the beginning" in verdict.reason
@@ -45,13 +45,13 @@ def test_it_begins_anew_where_all_have_lost_everything() -> None:
     assert captured.reason.endswith("any more: it starts from step 40")
 
 
-def test_a_job_of_this_device_alone_begins_anew_without_a_word() -> None:
+def test_a_job_of_this_device_alone_starts_over_without_a_word() -> None:
     verdict = decide_resume("f00d-", SAME, (), {"b": None}, fresh=False)
     assert (verdict.start, verdict.reason) == (ResumeMode.FROM_START, "")
 
 
 @pytest.mark.parametrize("kept", [{"b": KeptJob(MINE, Version(0, 0)), "c": None}, {"b": None}, {}])
-def test_a_job_that_never_had_a_plan_begins_anew_without_a_word(
+def test_a_job_that_never_had_a_plan_starts_over_without_a_word(
     kept: dict[str, KeptJob | None],
 ) -> None:
     """Others may have parts of first weights that this start has not drawn again."""
@@ -62,7 +62,7 @@ def test_a_job_that_never_had_a_plan_begins_anew_without_a_word(
     assert (verdict.start, verdict.ending) == (ResumeMode.FROM_START, {MINE, "cafe-1"})
 
 
-def test_without_its_journal_steps_would_be_told_twice() -> None:
+def test_without_its_journal_steps_would_be_reported_twice() -> None:
     verdict = decide_resume("f00d-", None, (), {"b": KEPT, "c": None}, fresh=False)
     assert verdict.start is ResumeMode.REFUSE
     assert "step 7" in verdict.reason

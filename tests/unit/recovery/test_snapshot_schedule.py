@@ -92,7 +92,7 @@ def test_bytes_and_links_say_how_often() -> None:
 
 
 def test_the_first_versions_wait_for_each_other() -> None:
-    """However little they are reckoned to cost: each finds new memory."""
+    """However little they are estimated to cost: each finds new memory."""
     cadence = SnapshotSchedule(SnapshotCost(0.0, (), round_seconds=1.0), 0, 0.0)
     kept = []
     for step in range(1, 20):
@@ -150,7 +150,7 @@ def test_what_a_version_is_seen_to_cost_counts_in_the_end(disturbed: float, cost
     assert cadence.interval_rounds == math.ceil(cadence.cost_seconds / (COST_SHARE * 0.1) - 1e-9)
 
 
-def test_what_nobody_has_reckoned_is_seen() -> None:
+def test_what_nobody_has_estimated_is_seen() -> None:
     """A holder that was started again may not hear of it; and none were made without a pause."""
     cadence = SnapshotSchedule(SnapshotCost(0.0, (), 0.0), 0, 0.0)
     drive(cadence, quiet=0.1, disturbed=0.15, versions=12)

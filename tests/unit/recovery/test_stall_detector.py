@@ -45,7 +45,7 @@ def test_what_membership_moves_is_none() -> None:
     assert watch.look({**HERE, "b": ProgressCounters(9, 500 + QUIET_BYTES, 3.5)}, 60.0)
 
 
-def test_a_word_of_a_stage_begins_the_count_anew() -> None:
+def test_a_word_of_a_stage_begins_the_count_again() -> None:
     watch = StallDetector(0.0)
     watch.look(HERE, 30.0)
     watch.moved(31.0)

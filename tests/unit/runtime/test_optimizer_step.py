@@ -180,7 +180,7 @@ async def counting(update: OptimizerStep) -> AsyncIterator[None]:
     await asyncio.wait([running])
 
 
-async def test_ahead_an_update_is_made_at_once_and_counts_when_it_is_told_to(
+async def test_ahead_an_update_is_made_at_once_and_counts_when_it_is_asked_to(
     captured: Captured,
 ) -> None:
     kept = Kept(captured, goes_ahead=True)

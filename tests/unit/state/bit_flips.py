@@ -101,7 +101,7 @@ def _state() -> dict[str, Tensor]:
 
 
 async def run(flips: int, seed: int) -> Counter[str]:
-    """How often a flip was repaired ("read again"), told ("refused") and "missed"."""
+    """How often a flip was repaired ("read again"), reported ("refused") and "missed"."""
     torch.manual_seed(seed)
     chance = random.Random(seed)
     state, counted = _state(), Counter[str]()

@@ -112,7 +112,7 @@ def test_the_two_that_were_written_last_are_kept_however_high_older_ones_are(
     assert folders(tmp_path) == ["step-00000010", "step-00000020"]
 
 
-def test_what_is_said_anew_is_said_of_the_newest_step_alone(tmp_path: Path) -> None:
+def test_what_is_said_again_is_said_of_the_newest_step_alone(tmp_path: Path) -> None:
     written, progress = save(tmp_path, of(8)), of(8).progress
     rewrite_index(tmp_path, replace(of(4).progress, evaluated=4))
     assert whole(tmp_path).progress == progress

@@ -212,7 +212,7 @@ async def test_nothing_is_read_where_nothing_has_changed() -> None:
 
 
 async def test_states_that_are_opened_and_not_read_are_not_kept_for_ever() -> None:
-    """Whoever asks chooses the units, and so how many there are."""
+    """Who asks chooses the units, and so how many there are."""
     async with Two() as two:
         two.offer(known=False)
         for end in range(1, OPENED_LIMIT + 21):
@@ -314,7 +314,7 @@ async def test_what_is_damaged_twice_names_device_and_tensor() -> None:
             await two.read()
 
 
-async def test_damage_in_the_owners_memory_is_told_to_the_owner() -> None:
+async def test_damage_in_the_owners_memory_is_reported_to_the_owner() -> None:
     async with Two() as two:
         two.offer(known=True)
         flip(two.state["model:large"], random.Random(5))

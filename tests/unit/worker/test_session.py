@@ -22,7 +22,7 @@ STABLE, LATER, EARLIER = Version(30, 1), Version(32, 1), Version(28, 1)
 
 
 def training(steps: int) -> tuple[WorkerSession, ReplayLog]:
-    """A device that has been told of so many rounds of a generation."""
+    """A device that knows of so many rounds of a generation."""
     log = ReplayLog(0)
     for step in range(steps):
         log.note_order(RoundOrder(Round(step, RoundMode.TRAIN, step, 16, 4)))

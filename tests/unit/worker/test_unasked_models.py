@@ -52,7 +52,7 @@ class NoNursery:
 
 @dataclass
 class Scripted(Box):
-    """Answers as it was told to; the clock goes on by `seconds` with each question."""
+    """Answers as it was asked to; the clock goes on by `seconds` with each question."""
 
     answers: list[bytes | Ended]
     seconds: float = 1.0
@@ -139,7 +139,7 @@ async def test_how_it_ended_is_said_to_both(ended: Ended, text: str) -> None:
     assert text in str(raised.value)
 
 
-async def test_a_model_that_crashed_is_not_run_again_whoever_asks() -> None:
+async def test_a_model_that_crashed_is_not_run_again_whichever_device_asks() -> None:
     box = Scripted([Ended(How.CRASH, 7, "SIGSEGV"), ANSWER])
     async with work(box) as unasked:
         with pytest.raises(TrainingError):

@@ -146,7 +146,7 @@ def test_the_users_exception_keeps_its_place_and_cause() -> None:
     assert isinstance(caught.value.__cause__, FileNotFoundError)
 
 
-def test_a_first_sample_that_is_unusable_is_told_at_once() -> None:
+def test_a_first_sample_that_is_unusable_is_reported_at_once() -> None:
     with pytest.raises(ScriptError, match=r"eval_data\[0\]"):
         CheckedDataset([("text", 1)], "eval_data")
 

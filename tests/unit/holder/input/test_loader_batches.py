@@ -304,7 +304,7 @@ def test_samples_of_the_first_batches_can_be_looked_at() -> None:
     assert first_samples(batches, 6, 3)[1].tolist() == [0, 1, 2]  # there is none
 
 
-def test_an_evaluation_is_read_anew_each_time() -> None:
+def test_an_evaluation_is_read_again_each_time() -> None:
     evaluation = LoaderEvaluation(passing(DataLoader(Stream(), batch_size=4)))
     first, second = (list(evaluation.batches(step)) for step in (3, 6))
     assert [b.shape.is_last for b in first] == [False, False, True]

@@ -131,7 +131,7 @@ async def test_a_bug_in_a_look_keeps_no_device_from_leaving(
 async def test_what_an_evaluation_takes_is_no_part_of_a_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Else whoever computes seems to wait for others most of the time, and is never too slow."""
+    """Else each that computes seems to wait for others most of the time, and is never too slow."""
     clock = Clock(monkeypatch)
     async with _driver() as (driver, mesh_b):
         b = mesh_b.self_id

@@ -1,4 +1,4 @@
-"""Whoever can tell where values stopped being finite is heard, whatever the others do."""
+"""Who can tell where values stopped being finite is heard, whatever the others do."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ async def test_where_nobody_has_found_anything_nothing_is_said() -> None:
     assert await diagnose((GROUP, LAST), ask) is None
 
 
-async def test_tiles_are_named_in_their_order_whoever_answers_first() -> None:
+async def test_tiles_are_named_in_their_order_whichever_device_answers_first() -> None:
     second = asyncio.Event()
 
     async def ask(stage: int, device: str) -> NonFiniteFinding | None:

@@ -74,7 +74,7 @@ async def test_the_event_loop_goes_on_while_a_checkpoint_is_read(
     assert torch.equal((await reading)["model:w"], torch.full((4,), 8.0))
 
 
-async def test_one_that_two_cannot_read_is_told_once_and_not_offered_again(
+async def test_one_that_two_cannot_read_is_reported_once_and_not_offered_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def damaged(written: WrittenCheckpoint, wanted: Callable[[str], bool]) -> dict[str, Tensor]:

@@ -113,7 +113,7 @@ async def test_a_state_that_cannot_be_had_is_left_out(tmp_path: Path, error: Exc
 @pytest.mark.parametrize(
     "error", [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory")]
 )
-async def test_no_memory_for_a_checkpoint_is_told_and_ends_nothing(
+async def test_no_memory_for_a_checkpoint_is_reported_and_ends_nothing(
     tmp_path: Path, error: Exception
 ) -> None:
     run = Run(tmp_path)
@@ -131,7 +131,7 @@ async def test_no_memory_for_a_checkpoint_is_told_and_ends_nothing(
     assert run.checkpointer.failure is None
 
 
-async def test_a_disk_that_stays_full_is_told_of_once_and_once_it_has_room_again(
+async def test_a_disk_that_stays_full_is_reported_once_and_once_it_has_room_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(tmp_path)
@@ -181,7 +181,7 @@ async def test_one_that_is_written_is_not_written_again_in_the_end(tmp_path: Pat
     assert (run.warned, run.checkpointer.failure) == ([], None)
 
 
-async def test_a_last_one_that_is_not_to_be_had_is_told_once(tmp_path: Path) -> None:
+async def test_a_last_one_that_is_not_to_be_had_is_reported_once(tmp_path: Path) -> None:
     run = Run(tmp_path)
     for generation in (1, 2):  # it breaks off, and is begun again
         await run.checkpointer.make_sure(Version(2, generation), _nobody_there)
@@ -192,7 +192,7 @@ async def test_a_last_one_that_is_not_to_be_had_is_told_once(tmp_path: Path) -> 
     assert "no checkpoint of step 2, the last one: it is gone" in str(run.checkpointer.failure)
 
 
-async def test_a_last_one_that_failed_is_neither_tried_nor_told_again(tmp_path: Path) -> None:
+async def test_a_last_one_that_failed_is_neither_tried_nor_reported_again(tmp_path: Path) -> None:
     run = Run(tmp_path)
     run.refuse = MemoryError()
     assert await run.wants(2)
@@ -225,7 +225,7 @@ async def test_what_is_being_read_goes_on_when_an_generation_begins(tmp_path: Pa
     assert run.written == 2
 
 
-async def test_a_checkpoint_says_whether_its_evaluation_was_told(tmp_path: Path) -> None:
+async def test_a_checkpoint_says_whether_its_evaluation_was_reported(tmp_path: Path) -> None:
     run = Run(tmp_path)
     assert await run.wants(2)
     run.checkpointer.take(Version(2, 1))
@@ -236,7 +236,7 @@ async def test_a_checkpoint_says_whether_its_evaluation_was_told(tmp_path: Path)
     assert checkpoint_files.load(tmp_path, pytest.fail).progress.evaluated == 2
 
 
-async def test_an_evaluation_told_while_its_checkpoint_is_written_stands_in_it(
+async def test_an_evaluation_reported_while_its_checkpoint_is_written_stands_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Run(tmp_path)

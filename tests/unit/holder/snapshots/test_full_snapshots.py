@@ -110,7 +110,7 @@ async def test_the_first_stable_version_from_each_tenth_on_takes_the_place_of_th
 
 
 async def test_what_is_held_when_an_generation_ends_stays_until_the_next_has_begun() -> None:
-    """Else it would go while others are told to read it."""
+    """Else it would go while others are asked to read it."""
     made = Making()
     await made.stable(10)
     await made.arrives()

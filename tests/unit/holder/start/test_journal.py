@@ -187,7 +187,7 @@ def test_a_plan_that_this_version_does_not_know_is_no_journal(
     assert found_in(folder) is None
 
 
-def test_a_disk_that_fails_is_told_once_and_an_old_journal_does_not_stay(
+def test_a_disk_that_fails_is_reported_once_and_an_old_journal_does_not_stay(
     folder: StateFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its generation numbers would be used again."""

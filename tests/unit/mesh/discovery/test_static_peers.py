@@ -20,7 +20,7 @@ NAS, PC = ("nas.local", 47300), ("10.0.0.7", 4000)
 
 
 class _Names:
-    """Who answers to which name; notes who asked, and what was told."""
+    """Who answers to which name; notes who asked, and what was answered."""
 
     def __init__(self) -> None:
         self.where: dict[Address, list[Address]] = {PC: [PC]}

@@ -499,7 +499,7 @@ def test_a_coordinator_that_is_passed_over_is_replaced_and_may_come_back() -> No
     assert coordinator in others
     assert later > term
     voters.run_for(70.0)
-    assert voters.agreed("abc")[1] >= later  # whoever it is, all are at one again
+    assert voters.agreed("abc")[1] >= later  # whichever device it is, all are at one again
 
 
 def test_with_one_other_device_that_is_passed_over_one_coordinates_alone() -> None:

@@ -87,7 +87,7 @@ THERE: dict[str, list[Address]] = {"anna": [("10.0.0.3", 4000)]}
 
 
 class _Home:
-    """A disk as slow or as full as a test wants it, and what people are told."""
+    """A disk as slow or as full as a test wants it, and what people hear."""
 
     def __init__(self, tasks: TaskScope) -> None:
         self.is_full = False

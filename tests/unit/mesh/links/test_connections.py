@@ -41,7 +41,7 @@ async def _send(_peer: str, _message: Message, _priority: Priority) -> None: ...
 
 @dataclass
 class Home:
-    """Connections of one device, and what they have told it."""
+    """Connections of one device, and what they have reported to it."""
 
     executor: ThreadPoolExecutor
     tasks: TaskScope

@@ -11,7 +11,7 @@ KEY = ("a" * 64, "kind")
 
 
 class _Slow:
-    """Handles a message each time it is told to."""
+    """Handles a message each time it is asked to."""
 
     def __init__(self, limits: QueueLimits = USUAL_LIMITS) -> None:
         self.room: list[str] = []

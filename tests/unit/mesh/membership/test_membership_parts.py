@@ -118,7 +118,7 @@ def test_news_that_does_not_fit_waits() -> None:
     news = BroadcastQueue(limit_factor=3)
     news.put(claim("x"))
     assert news.take("b", 10) == ()
-    assert news.untold(["b", "x"]) == ["b"]
+    assert news.uninformed(["b", "x"]) == ["b"]
     assert len(news.take("b", 3000)) == 1
 
 
@@ -316,7 +316,7 @@ def test_bad_claims_are_refused(change: dict[str, object]) -> None:
     ],
 )
 def test_a_name_that_no_device_may_have_is_replaced(told: str, kept: str) -> None:
-    """Others are told it in trust records, and end the link over one that none may have."""
+    """Others get it in trust records, and end the link over one that none may have."""
     payload = encode(MembershipMessage(MembershipKind.GOSSIP, (claim("a"),)))
     payload["claims"][0]["name"] = told
     (read,) = decode(payload).claims

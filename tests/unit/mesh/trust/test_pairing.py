@@ -1,4 +1,4 @@
-"""The pairing state machine: right codes pair, nothing else does, whoever sits between."""
+"""The pairing state machine: right codes pair, nothing else does, whichever device sits between."""
 
 from __future__ import annotations
 

@@ -288,7 +288,7 @@ def test_the_store_keeps_what_it_was_given(devices: Devices, tmp_path: Path) -> 
 def test_a_stored_name_that_no_device_may_have_is_replaced(
     devices: Devices, tmp_path: Path
 ) -> None:
-    """An earlier release took it from whoever said so, and others end the link that tells it."""
+    """An earlier release took it from any device, and others end the link that brings it."""
     me, anna, _bert = devices.values()
     folder = StateFolder(tmp_path / "state")
     TrustStore(folder, me).add_paired(anna.certificate_der, "a/b")

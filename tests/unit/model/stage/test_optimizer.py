@@ -151,7 +151,7 @@ def test_loading_an_older_state_rolls_back(spec: OptimizerSpec) -> None:
     assert_equal(whole, plain(spec))
 
 
-def test_loading_an_empty_state_begins_anew() -> None:
+def test_loading_an_empty_state_starts_over() -> None:
     whole = model()
     parts = stages(Adam(0.01), whole, 3)
     run(whole, parts, range(2))

@@ -111,7 +111,7 @@ async def refused(caller: Caller, house: House) -> PeerError:
 async def test_a_clock_that_is_wrong_by_decades_keeps_no_device_out(
     tmp_path: Path, year: int
 ) -> None:
-    """What a certificate says of its time is nothing to whoever has pinned it."""
+    """What a certificate says of its time is nothing to the one that has pinned it."""
     desk, shelf = make_device(tmp_path, "desk", year), make_device(tmp_path, "shelf", year)
     house = House(desk, [shelf.certificate_der])
     await house.listener.start(["127.0.0.1"])
@@ -181,7 +181,7 @@ async def test_a_pinned_certificate_of_another_id_is_refused(house: House, calle
 async def test_a_change_of_trust_counts_from_the_next_connection(
     house: House, caller: Caller
 ) -> None:
-    """S4: contexts are made anew."""
+    """S4: contexts are made again."""
     link = await caller.dial(house)
     await link.send(Message("hello"))
     await house.inbox.count(1)

@@ -10,7 +10,7 @@ from p2ptrain.net.transport.pairing_channel import MESSAGE_LIMIT_BYTES, QUEUE_LI
 
 
 class Line:
-    """A stream that keeps what is written and notes what it is told."""
+    """A stream that keeps what is written and notes what it is asked."""
 
     def __init__(self, user: PairingChannel) -> None:
         self.user = user

@@ -60,7 +60,7 @@ def test_a_record_is_missing_as_much_as_its_head_says() -> None:
 def test_so_much_does_tls_add(
     left_device: Device, right_device: Device, content_bytes: int
 ) -> None:
-    """Whoever waited for more than will come would wait for ever."""
+    """Who waited for more than will come would wait for ever."""
     to_left, to_right = ssl.MemoryBIO(), ssl.MemoryBIO()
     dialler = client_context(left_device.pem_file, [right_device.certificate_der])
     left = dialler.wrap_bio(to_left, to_right)

@@ -49,7 +49,7 @@ def test_a_micro_batch_of_one_sample_is_dealt_whole() -> None:
     assert [device.share for device in stage.devices] == [6, 2]
 
 
-def test_a_further_micro_batch_goes_to_whoever_has_it_done_first() -> None:
+def test_a_further_micro_batch_goes_to_the_one_that_has_it_done_first() -> None:
     """The laptop's fifth ends after 4, the pi's second after 6 micro-batches' time."""
     cluster = household(("laptop", 1.0, 10**6), ("pi", 3.0, 10**6))
     plan = make_plan(EIGHT, cluster, PlanRequest(5, 1, "dp"))

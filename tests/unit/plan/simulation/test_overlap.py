@@ -191,7 +191,7 @@ def test_an_update_of_a_later_stage_begins_when_all_are_done_and_is_hidden_by_th
     assert simulation.round_seconds == 7.0
 
 
-def test_the_holder_is_told_of_a_round_and_tells_everybody() -> None:
+def test_the_holder_learns_of_a_round_and_tells_everybody() -> None:
     simulation = _with_parameters_behind(0.25, updates_ahead=False)
     assert ends(simulation, "backward") == [(2.25, 3.25), (3.5, 6.5)]
     assert ends(simulation, "update") == [(7.0, 7.0), (7.0, 9.0)]

@@ -59,7 +59,7 @@ def test_all_but_some() -> None:
         all_but(THREE, ["tv"])
 
 
-def test_an_unknown_name_is_told_some_that_are_known() -> None:
+def test_an_unknown_name_is_answered_by_some_that_are_known() -> None:
     assert str(unknown_device("tv", ["b", "a"])).endswith("(known: a, b)")
     many = [f"device{i}" for i in range(1000)]
     assert str(unknown_device("tv", many)).endswith("device108 and 988 more)")
@@ -124,7 +124,7 @@ def test_a_required_device_without_memory_for_any_unit_is_named() -> None:
         make_plan(model, house, PlanRequest(8, required=frozenset({"phone"})))
 
 
-def test_what_no_plan_obeys_is_told() -> None:
+def test_what_no_plan_obeys_is_reported() -> None:
     """Its two ends alone are half of the work."""
     with pytest.raises(PlanError, match=r"no plan was found where laptop does at most 0.4"):
         make_plan(MODEL, THREE, PlanRequest(8, private=True, caps={"laptop": 0.4}))

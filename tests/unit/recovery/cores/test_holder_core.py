@@ -127,7 +127,7 @@ def test_a_new_step_says_that_it_was_of_use() -> None:
     assert core.phase is HolderPhase.TRAINING
 
 
-def test_who_stands_still_twice_in_a_row_is_left_out_until_it_comes_anew() -> None:
+def test_who_stands_still_twice_in_a_row_is_left_out_until_it_comes_again() -> None:
     core = _training("a", "b")
     number = _ask_of(_feed(core, holder_events.RoundStalled(frozenset({"h", "b"})))).ask
     assert number.without == frozenset()
@@ -358,7 +358,7 @@ def test_a_holder_started_again_believes_nothing_lost_that_it_has_not_seen() -> 
     assert (ask.generation, ask.past.silent, ask.past.reported) == (90, {"b"}, 5)
 
 
-def test_what_the_others_have_was_told_though_a_power_cut_has_lost_that() -> None:
+def test_what_the_others_have_was_reported_though_a_power_cut_has_lost_that() -> None:
     journal = holder_instructions.WriteJournal(
         90, Lineage().begun(7, _FIRST), _placed(7, "a"), None
     )

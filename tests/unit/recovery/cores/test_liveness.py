@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from p2ptrain.recovery.cores.liveness import fully_linked
 
 
-def test_whoever_lacks_most_links_is_left_out() -> None:
+def test_whichever_device_lacks_most_links_is_left_out() -> None:
     links = {"h": "abc", "a": "hb", "b": "hac", "c": "hb"}
     assert fully_linked("habc", links, "h") == ({"h", "a", "b"}, {"c": ("a",)})
 

@@ -170,7 +170,7 @@ _KEPT = StateEntry(2, 4, Version(2, 1), StateKind.REPLICA)
 _MADE = StateEntry(2, 4, Version(5, 1), StateKind.FETCHED)
 
 
-def test_a_lost_stage_is_made_anew_before_the_plan() -> None:
+def test_a_lost_stage_is_rebuilt_before_the_plan() -> None:
     core = _core(frozenset("hb"))
     asked = core.reports(_in("b"), _with_a_copy("h", _live(0, 2, 5), _KEPT))
     made = Rebuild("h", 1, 2, 4, 1, Version(2, 1), Version(5, 1))
@@ -186,7 +186,7 @@ def test_who_cannot_make_it_is_not_asked_again() -> None:
     assert plan.choice.version == Version(0, 0)  # the first weights
 
 
-def test_one_that_gathers_everything_makes_nothing_anew() -> None:
+def test_one_that_gathers_everything_rebuilds_nothing() -> None:
     core = _core(frozenset("hb"), gathers=True)
     [(what, *_, gathers)] = core.reports(_in("b"), _with_a_copy("h", _live(0, 2, 5), _KEPT))
     assert (what, gathers) == ("prepare", True)
@@ -257,7 +257,7 @@ def _copies(first: int, end: int, version: Version) -> tuple[StateEntry, ...]:
     ("stable", "lost", "keeps"),
     [
         (None, "", True),
-        (Version(4, 1), "", False),  # whoever dies next, one goes back to it
+        (Version(4, 1), "", False),  # whichever device dies next, one goes back to it
         (Version(4, 1), "a", True),
         (Version(4, 7), "", True),  # of another history
     ],

@@ -175,7 +175,7 @@ def test_a_commit_after_the_stop_is_not_applied() -> None:
     assert core.taken() == [("answer_state", 4, "h", (_live(0, ready=True),))]
 
 
-def test_who_is_told_that_it_counts_applies_before_it_answers() -> None:
+def test_who_learns_that_it_counts_applies_before_it_answers() -> None:
     core, ready = _stopped(_live(0, ready=True)), Version(1, 3)
     assert core.asked(4, apply=ready) == [("apply_update", 3, ready, None, False)]
     # asked again before it is done: not applied twice
@@ -282,7 +282,7 @@ def test_another_process_of_the_holders_device_ends_nothing(state: HolderState) 
     assert stopping.taken() == [("report_orphaned", "h")]
 
 
-def test_each_time_the_holder_is_gone_is_told_once() -> None:
+def test_each_time_the_holder_is_gone_is_reported_once() -> None:
     core = _orphaned()
     core.holder_is(HolderState.GONE)
     assert core.taken() == []
@@ -329,7 +329,7 @@ def test_each_new_phase_is_said() -> None:
     assert port.taken() == [("phase_changed",), ("release_job",)]
 
 
-def test_a_link_that_is_back_is_told_once() -> None:
+def test_a_link_that_is_back_is_reported_once() -> None:
     stages = (PlacedStage(0, 2, ("c",)), PlacedStage(2, 4, ("b",)))
     core = _running(3, Placement(3, "h", _FIRST, Lineage(), stages))
     core.link_started("c")
@@ -342,7 +342,7 @@ def test_a_link_that_is_back_is_told_once() -> None:
     assert core.taken() == []
 
 
-def test_a_broken_link_is_told_where_it_matters() -> None:
+def test_a_broken_link_is_reported_where_it_matters() -> None:
     core = _running()
     core.link_ended("x")
     core.link_ended("h")
@@ -392,7 +392,7 @@ def test_who_copies_for_itself_alone_says_so() -> None:
     assert core.taken() == [("report_copy", "h", _copy(Version(4, 3)), None)]
 
 
-def test_a_copy_that_failed_is_told_while_its_generation_runs() -> None:
+def test_a_copy_that_failed_is_reported_while_its_generation_runs() -> None:
     core, copy = _running(), _copy(Version(4, 3), 0, 2)
     core.copy_failed(copy, "no memory")
     assert core.taken() == [("report_copy", "h", copy, "no memory")]

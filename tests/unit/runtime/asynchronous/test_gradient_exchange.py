@@ -83,7 +83,7 @@ async def device() -> AsyncIterator[Device]:
         await asyncio.wait([running])
 
 
-async def test_updates_are_made_in_order_whoever_is_first() -> None:
+async def test_updates_are_made_in_order_whichever_device_is_first() -> None:
     async with device() as one:
         await one.turns.allow(None)
         await one.come(4)

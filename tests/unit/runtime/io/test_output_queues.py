@@ -1,4 +1,4 @@
-"""Finished values go to whoever needs them, and nobody waits for another's slow link."""
+"""Finished values go to the one that needs them, and nobody waits for another's slow link."""
 
 from __future__ import annotations
 

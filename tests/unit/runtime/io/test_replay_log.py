@@ -34,7 +34,7 @@ def _log(*steps: int, limit: int = 1 << 20) -> ReplayLog:
     return log
 
 
-def test_what_was_sent_and_told_comes_back() -> None:
+def test_what_was_sent_and_reported_comes_back() -> None:
     log = _log(5, 6)
     assert log.orders(5, 7) == [(_order(step), (0.5, "float32")) for step in (5, 6)]
     pieces = list(log.pieces(6, 2, ACTIVATIONS))
@@ -76,7 +76,7 @@ def test_evaluations_leave_no_trace() -> None:
         log.orders(5, 6)
 
 
-def test_an_evaluation_beside_a_step_of_the_same_number_is_told_apart() -> None:
+def test_an_evaluation_beside_a_step_of_the_same_number_is_distinguished() -> None:
     log = _log(5)
     piece = MicroBatchSlice.whole(MicroBatchKey(9, 0), RoundMode.EVAL, 4)
     log.sent(_order(5, RoundMode.EVAL), 2, ACTIVATIONS, piece, [torch.zeros(4)])

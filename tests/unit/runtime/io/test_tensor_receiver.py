@@ -143,7 +143,7 @@ async def test_a_reader_waits_until_the_last_part_is_here() -> None:
     assert len((await reader).slices) == 2
 
 
-async def test_what_cannot_be_taken_in_is_told_to_whoever_waits() -> None:
+async def test_what_cannot_be_taken_in_is_reported_to_the_one_that_waits() -> None:
     target, rows = receiver(), torch.arange(8.0).reshape(4, 2)
     common = torch.tensor([7.0, 8.0])
     receive(target, "b", message(piece(3, 4), rows[3:], common))

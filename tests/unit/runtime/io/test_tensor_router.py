@@ -41,7 +41,7 @@ def receiver(sender: str) -> TensorReceiver:
         ([], "0 values instead of 1"),
     ],
 )
-async def test_what_a_line_does_not_carry_is_told_to_whoever_waits_for_it(
+async def test_what_a_line_does_not_carry_is_reported_to_the_one_that_waits_for_it(
     values: list[torch.Tensor], why: str
 ) -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:

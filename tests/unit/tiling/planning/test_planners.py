@@ -103,7 +103,7 @@ def test_a_slow_device_is_left_out_for_its_speed() -> None:
         ),
     ],
 )
-def test_who_cannot_have_a_part_is_not_told_that_memory_lacks(
+def test_who_cannot_have_a_part_does_not_hear_that_memory_lacks(
     request_: PlanRequest, units: int, reason: str
 ) -> None:
     cluster = Cluster(devices(laptop=1.0, pi=1.0), FAST)

@@ -122,7 +122,7 @@ def test_one_tile_in_front_of_another_device_is_obeyed_where_it_is_slow() -> Non
 
 
 @pytest.mark.parametrize("memory_bytes", [0, 4_000, 40_000])
-def test_a_device_without_room_is_told_what_it_needs_and_has(memory_bytes: int) -> None:
+def test_a_device_without_room_learns_what_it_needs_and_has(memory_bytes: int) -> None:
     """Once, though it fails with each number of tiled units: what it needs where that is least."""
     least = [filters + behind for filters, behind in ((8_000, 3_000), (2_000, 9_000 + 131_072))]
     with pytest.raises(PlanError) as refused:
@@ -154,7 +154,7 @@ def test_tiles_end_where_they_may(split: BatchSplit) -> None:
     assert ends == [1, 3]
 
 
-def test_where_tiles_may_not_end_is_told() -> None:
+def test_where_tiles_may_not_end_is_reported() -> None:
     net = profile(maps=True)
     assert net.maps is not None
     net = replace(net, maps=replace(net.maps, least=3))
