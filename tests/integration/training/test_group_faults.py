@@ -19,7 +19,9 @@ MORE = range(100, 100 + examples_of(3) - 3)
 @pytest.mark.parametrize(
     "course", [Course.of(seed) for seed in (*SEEDS, *MORE)], ids=lambda c: str(c.seed)
 )
-async def test_every_step_is_reported_once_with_plain_torchs_loss(course: Course, twins: str) -> None:
+async def test_every_step_is_reported_once_with_plain_torchs_loss(
+    course: Course, twins: str
+) -> None:
     """Among processors, and where some devices have accelerators."""
     torch.set_num_threads(1)
     await run(course, twins)
