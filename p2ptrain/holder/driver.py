@@ -4,8 +4,7 @@
             ▲                                   │ a device dies, a link breaks
             └───────────────────────────────────┘
 
-Each number is reported once, however often its steps are computed again. `MembershipAdapter`
-passes what the mesh knows of the members on to the rules.
+Each number is reported once, however often its steps are computed again.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import Any, Concatenate
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.plan_question import PlanQuestion
-from p2ptrain.errors import Error, InternalError, PeerError, PlanError, TrainingError
+from p2ptrain.errors import Error, PeerError, PlanError, TrainingError
 from p2ptrain.holder.planning.plan_step import ReconfigureRequest
 from p2ptrain.holder.planning.planner_client import Planner
 from p2ptrain.holder.planning.reconfiguration import Reconfiguration, ReconfigureReply
@@ -47,14 +46,16 @@ from p2ptrain.messages.assign import PlanInForce, placement_of
 from p2ptrain.messages.calls import Hangs
 from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, send_passed_over
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.recovery.choose_version import FullSnapshot
-from p2ptrain.recovery.cores import holder_events, holder_instructions
+from p2ptrain.recovery.choose_version import FullSnapshot, StateLost
 from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
+from p2ptrain.recovery.cores.holder_port import P, PortCall
+from p2ptrain.recovery.cores.job_history import NotedHistory
 from p2ptrain.recovery.generation_request import (
     GenerationRequest,
     ReconfigureFailure,
     ReconfigureReason,
 )
+from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.recovery.version import Version
 
@@ -118,6 +119,7 @@ class JobDriver:
         self._settings = settings
         self._core = HolderCore(
             mesh.self_id,
+            self,
             len(unit_names),
             reports.reported.step,
             journal=journal.noted,
@@ -134,7 +136,7 @@ class JobDriver:
             *(mesh, planning.job, self._on_stable, self.reports.warn, fixed, settings),
             is_on=planning.replicas,
         )
-        self._signs = MembershipAdapter(mesh, planning.alone, self._on_sign)
+        self._resting: set[str] = set()  # where one is heard of again, it has come back
         self._planner = Planner(mesh, self._pass_over, settings.plan_limits)
         self.replan_watcher = ReplanWatcher(
             mesh,
@@ -143,11 +145,11 @@ class JobDriver:
             profiler,
             self._core,
             lambda: reports.remaining(steps),
-            self._post,
+            lambda reason, leaver: self._tell(self._core.change_wanted, reason, leaver),
             replans=replans,
             settings=settings,
         )
-        self._todo: deque[holder_instructions.HolderInstruction] = deque()
+        self._todo: deque[PortCall] = deque()
         self._carrying_out = False
         self._changed = asyncio.Event()
         self._over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -159,7 +161,8 @@ class JobDriver:
         self._refusal: ReconfigureFailure | None = None  # of the newest request, if it had none
         self._notified = ""  # the reported reason why nothing begins
         self._runs = GenerationRunner(
-            mesh, work, self.reports, self._tasks, self._post, self._is_hanging, settings
+            *(mesh, work, self.reports, self._tasks, self._core, self._tell, self._is_hanging),
+            settings,
         )
         self._profiler = profiler
         profiler.hangs = self._is_hanging
@@ -176,7 +179,7 @@ class JobDriver:
             Error: whatever else ends the job.
         """
         self.replan_watcher.start()
-        unsubscribe = self._signs.watch()
+        unsubscribe = self._watch_members()
         self._tasks.spawn(self._tick(), "watch the time")
         self._tasks.spawn(self._journal.keep_synced(), "sync the journal")
         if self._journal.in_force is not None:
@@ -207,34 +210,72 @@ class JobDriver:
 
     def counts(self, step: int) -> None:
         """`step` updates count."""
-        self._do(self._core.handle(holder_events.StepCommitted(step), monotonic()))
+        self._tell(self._core.step_committed, step)
 
     def lengthen(self, longest: tuple[int, ...], stretch: float) -> None:
         """Batches come that are longer than those planned for: another plan, between two rounds."""
         self._planning = replace(self._planning, longest=longest, stretch=stretch)
         self.replan_watcher.lengthen(longest, stretch)
-        self._post(holder_events.ChangeWanted(ReconfigureReason.DRIFT))
+        self._tell(self._core.change_wanted, ReconfigureReason.DRIFT)
 
     def note_link(self, one: str, other: str, back: bool) -> None:
         """The link between two devices broke, or is back."""
-        if back or self._runs.link_ended(one, other):
-            self._on_sign(
-                holder_events.LinkRestored(one, other)
-                if back
-                else holder_events.LinkBroken(one, other)
-            )
+        if back:
+            self._link_back(one, other)
+        elif self._runs.link_ended(one, other):
+            self._tell(self._core.link_broke, one, other)
 
-    def _on_sign(self, sign: holder_events.HolderEvent) -> None:
-        match sign:
-            case holder_events.MemberDied(device) if self._runs.generation is not None:
-                self.reports.hint(device, self._runs.generation.memory_hint(device))
-            case holder_events.MemberAppeared(device) if device != self._mesh.self_id:
-                self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
-            case holder_events.LinkRestored(one, device) if one == self._mesh.self_id:
-                # others may have reported it alive before it could receive anything
-                self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
-        self._post(sign)
-        self.replan_watcher.note(sign)
+    def _link_back(self, one: str, other: str) -> None:
+        if one == self._mesh.self_id:
+            # others may have reported it alive before it could receive anything
+            self._tasks.spawn(self._welcome(other), f"welcome {other[:12]}")
+        self._tell(self._core.link_back, one, other)
+
+    def _died(self, device: str, *, certain: bool, left: bool = False) -> None:
+        if self._runs.generation is not None:
+            self.reports.hint(device, self._runs.generation.memory_hint(device))
+        self._tell(self._core.member_died, device, certain=certain, left=left)
+        self.replan_watcher.gone(device)
+
+    def _watch_members(self) -> Callable[[], None]:
+        """Take in the present state and every change until the returned function is called."""
+        unsubscribe = self._mesh.subscribe(self._on_mesh_event)
+        for member in self._mesh.members.values():
+            if member.state is MemberState.ALIVE:
+                self._on_member(member)
+        return unsubscribe
+
+    def _on_mesh_event(self, event: MeshEvent) -> None:
+        match event:
+            case MemberChanged(member, _, certain, described):
+                rested = member.id in self._resting
+                if not described or rested is not member.rests:
+                    self._on_member(member, certain=certain)
+            case LinkLost(peer):
+                self._tell(self._core.link_broke, self._mesh.self_id, peer)
+            case LinkUp(peer):
+                self._link_back(self._mesh.self_id, peer)
+
+    def _on_member(self, member: MeshMember, *, certain: bool = False) -> None:
+        device, state = member.id, member.state
+        if self._planning.alone and device != self._mesh.self_id:
+            return
+        if not member.rests:
+            self._resting.discard(device)
+        match state:
+            case MemberState.ALIVE if member.rests and device != self._mesh.self_id:
+                # It has handed its work over and keeps nothing: as one that has left.
+                self._resting.add(device)
+                self._died(device, certain=True, left=True)
+            case MemberState.ALIVE:
+                if device != self._mesh.self_id:
+                    self._tasks.spawn(self._welcome(device), f"welcome {device[:12]}")
+                self._tell(self._core.member_appeared, device)
+                self.replan_watcher.appeared(device)
+            case MemberState.DEAD | MemberState.LEFT:
+                self._died(device, certain=certain, left=state is MemberState.LEFT)
+            case MemberState.SUSPECT:
+                pass  # it may refute
 
     async def _welcome(self, device: str) -> None:
         seconds = self._settings.answer_seconds
@@ -251,7 +292,7 @@ class JobDriver:
                 ):
                     await self._changed.wait()
             except TimeoutError:
-                self._do(self._core.tick(monotonic()))
+                self._tell(self._core.tick)
 
     def _copies(self) -> tuple[FullSnapshot, ...]:
         made, in_force = self.reports.steps_made, self._journal.in_force
@@ -266,26 +307,27 @@ class JobDriver:
 
     # -- the rules -------------------------------------------------------------------------------
 
-    def _post(self, event: holder_events.HolderEvent) -> None:
-        self._do(self._core.handle(event, monotonic()))
+    def _tell(
+        self,
+        event: Callable[Concatenate[float, P], list[PortCall]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        self._do(event(monotonic(), *args, **kwargs))
 
-    def _do(self, instructions: list[holder_instructions.HolderInstruction]) -> None:
+    def _do(self, calls: list[PortCall]) -> None:
         self._changed.set()
-        self._todo.extend(instructions)
+        self._todo.extend(calls)
         if not self._carrying_out and not self._over.done():
             self._go_on()
 
     def _go_on(self) -> None:
-        """Carry out what is to be done, as far as nothing must be on the disk first."""
+        """Do what is to be done, as far as nothing must be on the disk first."""
         self._carrying_out = True
         writing: Coroutine[Any, Any, None] | None = None
         try:
             while self._todo and writing is None:
-                instruction = self._todo.popleft()
-                if isinstance(instruction, holder_instructions.WriteJournal):
-                    writing = self._journal.write_down(instruction, self._newest())
-                else:
-                    self._carry_out(instruction)
+                writing = self._todo.popleft()()
         except Exception as error:  # ends the job, wherever the event came from
             self._fail(error)
         if writing is None:
@@ -293,51 +335,59 @@ class JobDriver:
         else:
             self._tasks.spawn(self._after(writing), "write the journal")
 
-    def _newest(self) -> PlanInForce | None:
-        answer = self._answer
-        return None if answer is None else PlanInForce(answer.assignment, answer.plan)
-
     async def _after(self, writing: Coroutine[Any, Any, None]) -> None:
         await writing
         self._carrying_out = False
         self._do([])
 
-    def _carry_out(self, instruction: holder_instructions.HolderInstruction) -> None:
-        match instruction:
-            case holder_instructions.StopRounds():
-                self._freeze()
-            case holder_instructions.DrainRounds():
-                self.copies.drain()
-                self._runs.drain()
-            case holder_instructions.PrepareGeneration(ask):
-                if self._asking is not None:
-                    self._asking.cancel()
-                self._asking = self._tasks.spawn(self._ask(ask), "make a generation ready")
-            case holder_instructions.BeginGeneration(_, _, reason, alive):
-                self._begin(reason, alive)
-            case holder_instructions.RetainOnly(versions, alive):
-                self.copies.keep_only(versions, alive)
-            case holder_instructions.CollectWeights():
-                self._runs.bring_home()
-            case holder_instructions.ReportFailure(device):
-                self.reports.failure(device, is_short=self._runs.is_short(device))
-            case holder_instructions.ReportWaiting(devices):
-                self.reports.waiting(devices)
-            case holder_instructions.GrantLeave(device):
-                self.replan_watcher.release(device)
-                self._signs.released(device)
-            case holder_instructions.DenyLeave(device, reason):
-                self.replan_watcher.keep(device, reason)
-            case holder_instructions.PartEnds(first, end, devices):
-                self._fail(self._part_ends(first, end, devices))
-            case holder_instructions.StopJob(reason, _):
-                self._stop(reason)
-            case _:
-                raise InternalError(f"unexpected instruction {type(instruction).__name__}")
+    # -- what the rules have done: see `HolderPort` ----------------------------------------------
+
+    def write_down(self, noted: NotedHistory) -> Coroutine[Any, Any, None] | None:
+        """With the plan made ready last, which may be what they accept."""
+        answer = self._answer
+        newest = None if answer is None else PlanInForce(answer.assignment, answer.plan)
+        return self._journal.write_down(noted, newest)
+
+    def drain_rounds(self) -> None:
+        """What is held here may be resumed from, and stays."""
+        self.copies.drain()
+        self._runs.drain()
+
+    def prepare(self, ask: GenerationRequest) -> None:
+        """A newer one takes the place of what is asked for."""
+        if self._asking is not None:
+            self._asking.cancel()
+        self._asking = self._tasks.spawn(self._ask(ask), "make a generation ready")
+
+    def retain_only(self, versions: tuple[Version, ...], alive: frozenset[str]) -> None:
+        """In the background."""
+        self.copies.keep_only(versions, alive)
+
+    def collect_weights(self, _placed: Placement) -> None:
+        """Of the generation in force."""
+        self._runs.bring_home()
+
+    def report_failure(self, device: str) -> None:
+        """With what may have become of it."""
+        self.reports.failure(device, is_short=self._runs.is_short(device))
+
+    def report_waiting(self, devices: tuple[str, ...]) -> None:
+        """By their names."""
+        self.reports.waiting(devices)
+
+    def grant_leave(self, device: str) -> None:
+        """One that has only paused is a newcomer when it is back."""
+        self.replan_watcher.gone(device)
+        self._resting.add(device)
+
+    def deny_leave(self, device: str, reason: str) -> None:
+        """It hears why."""
+        self.replan_watcher.keep(device, reason)
 
     # -- asking ----------------------------------------------------------------------------------
 
-    def _freeze(self) -> None:
+    def stop_rounds(self) -> None:
+        """And the way home of the weights."""
         self.reports.trouble()
         self.copies.end_generation()
         self._runs.freeze()
@@ -368,7 +418,7 @@ class JobDriver:
         if isinstance(reply, ReconfigureFailure):
             self._tell_refused(reply)
             self._refusal = reply
-            self._post(reply)
+            self._tell(self._core.refused, reply)
             return
         await self._work.checked()
         await failpoints.reach("accept.before", device=self._mesh.self_id)
@@ -385,9 +435,7 @@ class JobDriver:
     def _take(self, reply: ReconfigureReply, number: int) -> None:
         # The rules may refuse it; then the plan in force stays the old one.
         old, self._answer = self._answer, reply
-        self._post(
-            holder_events.GenerationReady(number, placement_of(reply.assignment), reply.choice)
-        )
+        self._tell(self._core.generation_ready, number, placement_of(reply.assignment))
         placed = self._core.history.placed
         if placed is None or placed.generation != reply.assignment.key.generation:
             self._answer = old
@@ -404,7 +452,7 @@ class JobDriver:
         office = self._mesh.coordinator
         if office is not None and device == office.id:
             self._distrust(device)
-        self._on_sign(holder_events.MemberDied(device, certain=False))
+        self._died(device, certain=False)
 
     def _pass_over(self, device: str, why: str) -> None:
         """Ask a coordinator no more for a while, and notify the devices of this job."""
@@ -432,7 +480,8 @@ class JobDriver:
 
     # -- a generation -----------------------------------------------------------------------------
 
-    def _begin(self, reason: ReconfigureReason, alive: frozenset[str]) -> None:
+    def begin(self, placed: Placement, reason: ReconfigureReason, alive: frozenset[str]) -> None:
+        """Of the newest answer; first the user hears of its plan."""
         answer = self._answer
         assert answer is not None
         version = answer.choice.version
@@ -447,11 +496,12 @@ class JobDriver:
             self._runs.train()
 
     def _on_stable(self, version: Version) -> None:
-        self._post(holder_events.SnapshotStable(version, self.copies.read))
+        self._tell(self._core.snapshot_stable, version, self.copies.read)
 
     # -- the end ---------------------------------------------------------------------------------
 
-    def _stop(self, reason: str | None) -> None:
+    def stop_job(self, reason: str | None = None, lost: StateLost | None = None) -> None:
+        """With the error that says what is lost, and who is faulty."""
         if reason is None:
             if not self._over.done():
                 self._over.set_result(None)
@@ -476,76 +526,18 @@ class JobDriver:
             return self.reports.lost(reason, lost.last_places, layers)
         return PeerError(reason)
 
-    def _part_ends(self, first: int, end: int, devices: tuple[str, ...]) -> TrainingError:
+    def end_part(self, first: int, end: int, devices: tuple[str, ...]) -> None:
+        """With what a person may try."""
         names = ", ".join(self.reports.name(device) for device in devices)
         units = f"layer {first}" if end == first + 1 else f"layers {first} to {end - 1}"
-        return TrainingError(
+        error = TrainingError(
             f"{units} ended p2ptrain on {len(devices)} devices right after the start ({names}), "
             "so the training stops before more end. Something in these layers crashes, or needs "
             "more memory than there is: see `dmesg` there. Start those devices again, and try "
             "--local"
         )
+        self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
         if not self._over.done():
             self._over.set_exception(error)
-
-
-class MembershipAdapter:
-    """See the module. `watch` from the start of a job to its end.
-
-    Args:
-        alone: the job wants no other device.
-        notify: called with each sign.
-    """
-
-    def __init__(
-        self, mesh: Mesh, alone: bool, notify: Callable[[holder_events.HolderEvent], None]
-    ) -> None:
-        self._mesh = mesh
-        self._alone = alone
-        self._notify = notify
-        self._resting: set[str] = set()
-
-    def watch(self) -> Callable[[], None]:
-        """Report the present state and every change until the returned function is called."""
-        unsubscribe = self._mesh.subscribe(self._on_mesh_event)
-        for member in self._mesh.members.values():
-            if member.state is MemberState.ALIVE:
-                self._on_member(member)
-        return unsubscribe
-
-    def released(self, device: str) -> None:
-        """It may go: where it is heard of again, it has come back."""
-        self._resting.add(device)
-
-    def _on_mesh_event(self, event: MeshEvent) -> None:
-        match event:
-            case MemberChanged(member, _, certain, described):
-                rested = member.id in self._resting
-                if not described or rested is not member.rests:
-                    self._on_member(member, certain=certain)
-            case LinkLost(peer):
-                self._notify(holder_events.LinkBroken(self._mesh.self_id, peer))
-            case LinkUp(peer):
-                self._notify(holder_events.LinkRestored(self._mesh.self_id, peer))
-
-    def _on_member(self, member: MeshMember, *, certain: bool = False) -> None:
-        device, state = member.id, member.state
-        if self._alone and device != self._mesh.self_id:
-            return
-        if not member.rests:
-            self._resting.discard(device)
-        match state:
-            case MemberState.ALIVE if member.rests and device != self._mesh.self_id:
-                # It has handed its work over and keeps nothing: as one that has left.
-                self._resting.add(device)
-                self._notify(holder_events.MemberDied(device, certain=True, left=True))
-            case MemberState.ALIVE:
-                self._notify(holder_events.MemberAppeared(device))
-            case MemberState.DEAD | MemberState.LEFT:
-                self._notify(
-                    holder_events.MemberDied(device, certain, left=state is MemberState.LEFT)
-                )
-            case MemberState.SUSPECT:
-                pass  # it may refute

@@ -21,7 +21,7 @@ from p2ptrain.plan.replan.migration import plan_migration
 from p2ptrain.plan.replan.replica_holders import place_replicas
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.request import PlanRequest
-from p2ptrain.recovery.cores import holder_events
+from p2ptrain.recovery.cores.holder_port import PortCall
 from p2ptrain.recovery.recovery_settings import RecoverySettings
 from tests.integration.training.group_plans import Stage, plan
 
@@ -60,7 +60,7 @@ class Gate:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """All jobs of this process wait at it."""
-        order, carry_out, take = HolderGeneration.order, JobDriver._carry_out, SnapshotManager._take
+        order, do, take = HolderGeneration.order, JobDriver._do, SnapshotManager._take
         copies: list[SnapshotManager] = []
         begin = SnapshotManager.begin
 
@@ -70,8 +70,8 @@ class Gate:
                 await self._changed.wait()
             await order(generation, what)
 
-        def watched(driver: JobDriver, instruction: holder_events.HolderInstruction) -> None:
-            carry_out(driver, instruction)
+        def watched(driver: JobDriver, calls: list[PortCall]) -> None:
+            do(driver, calls)
             self._changed.set()
 
         def begun(kept: SnapshotManager, *args: Any) -> None:
@@ -84,7 +84,7 @@ class Gate:
 
         with ExitStack() as stack:
             stack.enter_context(patch.object(HolderGeneration, "order", gated))
-            stack.enter_context(patch.object(JobDriver, "_carry_out", watched))
+            stack.enter_context(patch.object(JobDriver, "_do", watched))
             stack.enter_context(patch.object(SnapshotManager, "begin", begun))
             stack.enter_context(patch.object(SnapshotManager, "_take", taken))
             yield

@@ -32,7 +32,6 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process.cpu_share import CpuSpan
 from p2ptrain.recovery import replan_trigger
 from p2ptrain.recovery.commit import Seat
-from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.drift_watch import (
     DriftWatch,
@@ -76,7 +75,7 @@ class ReplanWatcher:
     Args:
         rules: the job's.
         remaining_rounds: of training.
-        want: called with the reason to change the plan.
+        want: called with the reason to change the plan, and the device that leaves.
 
     Attributes:
         corrections: what training has shown of the profiles.
@@ -91,7 +90,7 @@ class ReplanWatcher:
         profiler: ClusterProfiler,
         rules: HolderCore,
         remaining_rounds: Callable[[], int],
-        want: Callable[[holder_events.ChangeWanted], None],
+        want: Callable[[ReconfigureReason, str | None], None],
         *,
         replans: bool,
         settings: RecoverySettings = HOME,
@@ -138,14 +137,14 @@ class ReplanWatcher:
 
     # -- what happens ----------------------------------------------------------------------------
 
-    def note(self, sign: holder_events.HolderEvent) -> None:
-        """What the mesh says of a device."""
-        match sign:
-            case holder_events.MemberAppeared(device):
-                self._do(self._core.joined(device, monotonic()))
-            case holder_events.MemberDied(device):
-                self.let_go(device)  # its next process may leave too
-                self._do(self._core.gone(device, monotonic()))
+    def appeared(self, device: str) -> None:
+        """It is alive, perhaps again."""
+        self._do(self._core.joined(device, monotonic()))
+
+    def gone(self, device: str) -> None:
+        """It has left, or died: a device that has only paused is a newcomer when it is back."""
+        self.let_go(device)  # its next process may leave too
+        self._do(self._core.gone(device, monotonic()))
 
     @property
     def promised(self) -> Mapping[Seat, ExpectedSeconds]:
@@ -259,11 +258,6 @@ class ReplanWatcher:
         """Nothing depends on a device that leaves any more."""
         self._answer_leaver(device, None)
 
-    def release(self, device: str) -> None:
-        """The same; a device that has only paused is a newcomer when it is back."""
-        self.let_go(device)
-        self._do(self._core.gone(device, monotonic()))
-
     def keep(self, device: str, reason: str) -> None:
         """Deny a leave: the others cannot do without the device."""
         log.info("leave_refused", name=self._name(device), why=reason)
@@ -288,7 +282,7 @@ class ReplanWatcher:
                 case replan_trigger.RefuseLeave(device, reason):
                     self.keep(device, reason)
                 case replan_trigger.AdoptPlan(reason, leaver):
-                    self._want(holder_events.ChangeWanted(reason, leaver))
+                    self._want(reason, leaver)
         if self._due is not None:
             self._due.cancel()
             self._due = None

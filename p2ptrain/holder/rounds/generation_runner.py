@@ -26,7 +26,8 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import Hangs, hanging
 from p2ptrain.process.memory_budget import is_out_of_memory, smaller_budget
-from p2ptrain.recovery.cores import holder_events
+from p2ptrain.recovery.cores.holder_core import HolderCore
+from p2ptrain.recovery.cores.holder_port import TellCore
 from p2ptrain.recovery.cores.retry_policy import Complaints
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.recovery_settings import RecoverySettings
@@ -68,7 +69,7 @@ class GenerationRunner:
 
     Args:
         tasks: whose the work is.
-        post: feeds the rules what has happened.
+        rules: what decides what comes next; `tell`: calls their methods.
         hangs: is called for a device that does not do what it is asked for.
 
     Attributes:
@@ -81,7 +82,8 @@ class GenerationRunner:
         work: GenerationWork,
         reports: JobReports,
         tasks: TaskOwner,
-        post: Callable[[holder_events.HolderEvent], None],
+        rules: HolderCore,
+        tell: TellCore,
         hangs: Callable[[Hangs], None],
         settings: RecoverySettings,
     ) -> None:
@@ -90,7 +92,7 @@ class GenerationRunner:
         self._work = work
         self._reports = reports
         self._tasks = tasks
-        self._post = post
+        self._rules, self._tell = rules, tell
         self._hangs = hangs
         self._settings = settings
         self._answer: ReconfigureReply | None = None
@@ -177,7 +179,7 @@ class GenerationRunner:
         except Exception as error:
             self._disturbed(generation, error)
         else:
-            self._post(holder_events.StepsDone() if is_done else holder_events.RoundsDrained())
+            self._tell(self._rules.steps_done if is_done else self._rules.rounds_drained)
         finally:
             watching.cancel()
 
@@ -188,7 +190,7 @@ class GenerationRunner:
         except Exception as error:
             self._disturbed(generation, error)
         else:
-            self._post(holder_events.WeightsHome())
+            self._tell(self._rules.weights_home)
 
     # -- what disturbs it ------------------------------------------------------------------------
 
@@ -199,7 +201,7 @@ class GenerationRunner:
             return
         names = ", ".join(sorted(self._reports.name(device) for device in found))
         self._reports.warn(f"nothing moves any more, and {names} did not finish: making a new plan")
-        self._post(holder_events.RoundStalled(found))
+        self._tell(self._rules.round_stalled, found)
 
     def _disturbed(self, generation: HolderGeneration, error: Exception) -> None:
         """Raises `error` where it ends the job."""
@@ -239,7 +241,7 @@ class GenerationRunner:
             elif error.device == self._mesh.self_id:
                 why = f"{name} refuses what this device sends ({error})"
             self._name(device, why)
-        self._post(holder_events.Faulty(device, cleared))
+        self._tell(self._rules.sends_wrong, device, cleared)
 
     def _name(self, device: str, why: str) -> None:
         name = self._reports.name(device)
@@ -256,7 +258,7 @@ class GenerationRunner:
         elif self._complaints.ends_job(failed.device):
             raise failed.error
         self._name(failed.device, f"{failed}; continuing without {failed.name}")
-        self._post(holder_events.Faulty(failed.device))
+        self._tell(self._rules.sends_wrong, failed.device)
 
     def link_ended(self, one: str, other: str) -> bool:
         """The first of them says so; whether that is believed."""
@@ -266,7 +268,7 @@ class GenerationRunner:
         if name in self._reports.faulty:
             return False
         self._name(one, f"{name} says again and again that its connection to {whose} has ended")
-        self._post(holder_events.Faulty(one))
+        self._tell(self._rules.sends_wrong, one)
         return False
 
     def _note_short(self, generation: HolderGeneration, error: StageOutOfMemory) -> None:
@@ -284,14 +286,14 @@ class GenerationRunner:
         self._reports.warn(f"{error} {when}: planning with what it has")
         most = min(short.of(short.has), smaller_budget(asked, self._settings.less_memory_share))
         less = short.lowered(short.has, most)
-        self._post(holder_events.DeviceOutOfMemory(error.device, less))
+        self._tell(self._rules.out_of_memory, error.device, less)
 
     def _lose_touch(self, generation: HolderGeneration, error: Exception) -> None:
         """Something cannot be reached; the mesh finds out what, or nothing is wrong any more."""
         why = str(error) or "a device took too long"
         log.info("generation_disturbed", why=why)
         if self.generation is generation:
-            self._post(holder_events.RoundInterrupted(why))
+            self._tell(self._rules.round_interrupted, why)
 
 
 REPORT_SECONDS = 7.0

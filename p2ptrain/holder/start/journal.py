@@ -35,7 +35,7 @@ from p2ptrain.messages.assign import PlanInForce, placement_of
 from p2ptrain.messages.assignment import FIRST, Assignment
 from p2ptrain.net.forms import By, Count, Id, Local, Positive, Rare, write_form
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
+from p2ptrain.recovery.cores.job_history import NotedHistory as Noted
 from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.loss_scale import ScaleRows
 from p2ptrain.recovery.version import LineageRows, Version, VersionRow

@@ -7,20 +7,22 @@
                   └──────── WAITING ◄── lost, but not for certain
 
 The holder owns what is true: the history, which generation counts, which step was reported. A
-change is final when the journal has it; before that no device is ordered to begin. Pure: feed
-events and ticks with the time (seconds of any monotonic clock), carry out what it returns in order.
+change is final when the journal has it; before that no device is ordered to begin. Pure: call the
+method of what happens with the time (seconds of any monotonic clock), and make the calls of the
+port that it returns, in order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from enum import StrEnum
+from functools import partial, wraps
+from typing import Concatenate
 
-from p2ptrain.errors import InternalError
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
-from p2ptrain.recovery.choose_version import FullSnapshot, VersionChoice
-from p2ptrain.recovery.cores import holder_events, holder_instructions
-from p2ptrain.recovery.cores.job_history import JobHistory
+from p2ptrain.recovery.choose_version import FullSnapshot
+from p2ptrain.recovery.cores.holder_port import HolderPort, P, PortCall
+from p2ptrain.recovery.cores.job_history import JobHistory, NotedHistory
 from p2ptrain.recovery.cores.liveness import DeviceLiveness, FailureGracePeriod
 from p2ptrain.recovery.cores.retry_policy import (
     AwaitDevices,
@@ -28,6 +30,7 @@ from p2ptrain.recovery.cores.retry_policy import (
     KeepLeavers,
     RetryLater,
     RetryPolicy,
+    StopJob,
 )
 from p2ptrain.recovery.generation_request import (
     GenerationRequest,
@@ -36,6 +39,7 @@ from p2ptrain.recovery.generation_request import (
 )
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
+from p2ptrain.recovery.version import Version
 
 START_SECONDS = 3.0
 """Longest wait of a holder that was started again for the members of its last plan."""
@@ -55,11 +59,30 @@ class HolderPhase(StrEnum):
     OVER = "over"
 
 
+def _event(
+    taken_in: Callable[Concatenate[HolderCore, P], None],
+) -> Callable[Concatenate[HolderCore, float, P], list[PortCall]]:
+    """A method for what happens at a time: what is to be done about it."""
+
+    @wraps(taken_in)
+    def happens(
+        core: HolderCore, now: float, /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[PortCall]:
+        core._now = max(now, core._now)
+        if core.phase is not HolderPhase.OVER:
+            taken_in(core, *args, **kwargs)
+            core._step()
+        return core._finish()
+
+    return happens
+
+
 class HolderCore:
     """See the module.
 
     Args:
         holder: own id.
+        port: what does the work.
         units: of the model.
         journal: what an earlier process of this job wrote last; None = a new job.
         reported: updates that were reported, or that the job begins with.
@@ -78,10 +101,11 @@ class HolderCore:
     def __init__(
         self,
         holder: str,
+        port: HolderPort,
         units: int,
         reported: int,
         *,
-        journal: holder_instructions.WriteJournal | None = None,
+        journal: NotedHistory | None = None,
         clips: bool = False,
         asynchronous: bool = False,
         settings: RecoverySettings = HOME,
@@ -93,6 +117,7 @@ class HolderCore:
         self.history = JobHistory(journal, reported, copies)
         self.finishing = False
         self._holder = holder
+        self._port = port
         self._units = units
         self._clips = clips
         # until it is seen, a device with a part before a restart may still have it
@@ -110,7 +135,7 @@ class HolderCore:
         self._due = _NEVER  # of the present phase
         self._waits_for: tuple[str, ...] | None = None  # as reported last
         self._now = float("-inf")
-        self._out: list[holder_instructions.HolderInstruction] = []
+        self._out: list[PortCall] = []
 
     @property
     def next_wakeup(self) -> float:
@@ -137,97 +162,48 @@ class HolderCore:
         """Devices that get no work any more."""
         return frozenset(self._faulty)
 
-    def start(self, now: float) -> list[holder_instructions.HolderInstruction]:
+    def start(self, now: float) -> list[PortCall]:
         """Begin; a holder that was started again gives its members a moment to be found."""
         self._now = max(now, self._now)
         self._due = now + START_SECONDS if self.history.placed is not None else now
         self._step()
         return self._finish()
 
-    def tick(self, now: float) -> list[holder_instructions.HolderInstruction]:
-        """Do what is due."""
-        self._now = max(now, self._now)
-        self._step()
-        return self._finish()
-
-    def handle(
-        self, event: holder_events.HolderEvent, now: float
-    ) -> list[holder_instructions.HolderInstruction]:
-        """Take in one event."""
-        self._now = max(now, self._now)
-        if self.phase is not HolderPhase.OVER:
-            self._on(event)
-            self._step()
-        return self._finish()
-
-    def _finish(self) -> list[holder_instructions.HolderInstruction]:
+    def _finish(self) -> list[PortCall]:
         out, self._out = self._out, []
         return out
 
-    def _on(self, event: holder_events.HolderEvent) -> None:
-        match event:
-            case holder_events.AboutMember():
-                self._on_member(event)
-            case holder_events.LinkBroken(one, other):
-                self._on_link_trouble(one, other)
-            case holder_events.LinkRestored(one, other):
-                self._settling.link_back(one, other)
-            case holder_events.DeviceOutOfMemory(device, memory):
-                known = self._refusals.lowered.get(device, memory)  # perhaps of the other memory
-                self._refusals.lowered[device] = memory.at_most(known)
-                self._trouble()
-            case holder_events.RoundInterrupted(reason):
-                if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
-                    self._settling.broke_off(reason, self._now)
-                    self._trouble()
-            case holder_events.RoundStalled(devices):
-                if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
-                    self._settling.stood_still(devices)
-                    self._trouble()
-            case holder_events.Faulty(device, cleared):
-                self._faulty -= cleared
-                if device is not None:
-                    self._faulty.add(device)
-                    self.finishing = False
-                self._trouble()
-            case holder_events.StepCommitted(step):
-                if step > self.history.reported:
-                    self.history.reported = step
-                    self._settling.progress()
-                    self._early.progress()
-                    self._refusals.progress()
-            case holder_events.SnapshotStable(version, besides):
-                self.history.stable = version
-                self._write_down()
-                self._out.append(holder_instructions.RetainOnly((version, *besides), self.alive))
-                if self.phase is HolderPhase.TRAINING:
-                    self._let_go()
-            case holder_events.GenerationReady() | ReconfigureFailure():
-                self._on_answer(event)
-            case holder_events.AboutCourse():
-                self._on_course(event)
-            case _:
-                raise InternalError(f"a holder has no rule for {type(event).__name__}")
+    @_event
+    def tick(self) -> None:
+        """Do what is due."""
 
     # -- signs of trouble --------------------------------------------------------------------
 
-    def _on_member(self, event: holder_events.AboutMember) -> None:
-        device = event.device
-        if not isinstance(event, holder_events.MemberDied):
-            self._there.appeared(device)
-            if self.phase is HolderPhase.WAITING:
-                self._ask_soon()
-            return
-        self._there.died(device, certain=event.certain)
+    @_event
+    def member_appeared(self, device: str) -> None:
+        """A device is alive, perhaps again; the holder has a link to it."""
+        self._there.appeared(device)
+        if self.phase is HolderPhase.WAITING:
+            self._ask_soon()
+
+    @_event
+    def member_died(self, device: str, *, certain: bool, left: bool = False) -> None:
+        """A device is dead.
+
+        Args:
+            certain: its process ended, so what it had is gone; else it may only be out of reach.
+            left: it said so before.
+        """
+        self._there.died(device, certain=certain)
         self._leaving.discard(device)
         in_plan = self.history.placed is not None and device in self.history.placed.devices
         self._settling.died(device, in_plan=in_plan)
         if in_plan:
             if self._there.first_report(device):
-                self._out.append(holder_instructions.ReportFailure(device))
+                self._out.append(partial(self._port.report_failure, device))
             self._reason = ReconfigureReason.FAILURE
             self._trouble()
-            if event.certain and not event.left:
+            if certain and not left:
                 self._early.ended(device)
                 self._stop_where_a_part_ends_devices()
         if self.phase is HolderPhase.WAITING:
@@ -237,9 +213,11 @@ class HolderCore:
         part = self._early.part
         if part is not None:
             self.phase = HolderPhase.OVER
-            self._out.append(holder_instructions.PartEnds(*part, tuple(self._early.devices)))
+            self._out.append(partial(self._port.end_part, *part, tuple(self._early.devices)))
 
-    def _on_link_trouble(self, one: str, other: str) -> None:
+    @_event
+    def link_broke(self, one: str, other: str) -> None:
+        """The link between two devices broke; what was queued on it is lost."""
         self._there.link_broke(one, other)
         placed = self.history.placed
         if placed is None or not {one, other} <= {*placed.devices, self._holder}:
@@ -248,10 +226,50 @@ class HolderCore:
             self._settling.link_broke(one, other, self._now)
         self._trouble()
 
+    @_event
+    def link_back(self, one: str, other: str) -> None:
+        """The link between two devices is there again."""
+        self._settling.link_back(one, other)
+
+    @_event
+    def out_of_memory(self, device: str, memory: MemoryBudgets) -> None:
+        """A device of the plan ran out of memory; `memory`: what it has, as far as is known."""
+        known = self._refusals.lowered.get(device, memory)  # perhaps of the other memory
+        self._refusals.lowered[device] = memory.at_most(known)
+        self._trouble()
+
+    @_event
+    def round_interrupted(self, reason: str) -> None:
+        """A round cannot go on: something was out of reach; signs of the cause may follow."""
+        if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
+            self._settling.broke_off(reason, self._now)
+            self._trouble()
+
+    @_event
+    def round_stalled(self, devices: frozenset[str] = frozenset()) -> None:
+        """Nothing has moved for a long time; these had not finished what was ordered."""
+        if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
+            self._settling.stood_still(devices)
+            self._trouble()
+
+    @_event
+    def sends_wrong(self, device: str | None, cleared: frozenset[str] = frozenset()) -> None:
+        """A device sends what it should not, or nothing: it gets no work any more in this job.
+
+        Args:
+            device: None = no device is to blame, and a plan is to be made at once all the same.
+            cleared: devices that were thought so and are not.
+        """
+        self._faulty -= cleared
+        if device is not None:
+            self._faulty.add(device)
+            self.finishing = False
+        self._trouble()
+
     def _trouble(self) -> None:
         """The generation in force is over, whatever was under way."""
         if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING):
-            self._out.append(holder_instructions.StopRounds())
+            self._out.append(self._port.stop_rounds)
             self.phase = HolderPhase.SETTLING
             self._reason = ReconfigureReason.FAILURE
 
@@ -286,7 +304,7 @@ class HolderCore:
         self._due = _NEVER
         if useless is not None:
             self.phase = HolderPhase.OVER
-            self._out.append(holder_instructions.StopJob(useless))
+            self._out.append(partial(self._port.stop_job, useless))
             return
         self.phase = HolderPhase.ASKING
         self._there.asked()
@@ -305,27 +323,29 @@ class HolderCore:
             lowered=self.lowered,
         )
         self._write_down()  # else a restart could use these numbers again
-        self._out.append(holder_instructions.PrepareGeneration(ask))
+        self._out.append(partial(self._port.prepare, ask))
 
     def _write_down(self) -> None:
         took_part = tuple(sorted(self._there.took_part.items()))
-        self._out.append(self.history.written_down(took_part))
+        self._out.append(partial(self._port.write_down, self.history.written_down(took_part)))
 
     # -- answers -------------------------------------------------------------------------------
 
-    def _on_answer(self, event: holder_events.GenerationReady | ReconfigureFailure) -> None:
-        if self.phase is not HolderPhase.ASKING or event.number != self._number:
+    @_event
+    def generation_ready(self, number: int, placed: Placement) -> None:
+        """What came of request `number`: all devices of `placed` are ready."""
+        if self.phase is not HolderPhase.ASKING or number != self._number:
             return  # of a request that was given up
-        match event:
-            case holder_events.GenerationReady(_, placed, choice):
-                if self._there.stand_ready(placed.devices):
-                    self._accept(placed, choice)
-                else:
-                    self._ask_soon()
-            case ReconfigureFailure():
-                self._on_refusal(event)
+        if self._there.stand_ready(placed.devices):
+            self._accept(placed)
+        else:
+            self._ask_soon()
 
-    def _on_refusal(self, refused: ReconfigureFailure) -> None:
+    @_event
+    def refused(self, refused: ReconfigureFailure) -> None:
+        """The same: there is no way."""
+        if self.phase is not HolderPhase.ASKING or refused.number != self._number:
+            return
         leaves = bool(self._leaving)
         verdict = self._refusals.judge(refused, self._there, someone_leaves=leaves)
         match verdict:
@@ -337,11 +357,11 @@ class HolderCore:
                 self.phase = HolderPhase.WAITING
                 self._due = _NEVER if seconds is None else self._now + seconds
                 self._report_waiting(devices)
-            case holder_instructions.StopJob():
+            case StopJob(reason, lost):
                 self.phase = HolderPhase.OVER
-                self._out.append(verdict)
+                self._out.append(partial(self._port.stop_job, reason, lost))
 
-    def _accept(self, placed: Placement, choice: VersionChoice) -> None:
+    def _accept(self, placed: Placement) -> None:
         self.history.accept(placed)
         oldest_generation = self.history.lineage.eras[0].generation
         self._there.begun(placed.generation, placed.devices, placed.places(), oldest_generation)
@@ -351,15 +371,15 @@ class HolderCore:
         self._waits_for = None
         self._write_down()
         reason, self._reason = self._reason, ReconfigureReason.FAILURE
-        self._out.append(holder_instructions.BeginGeneration(placed, choice, reason, self.alive))
+        self._out.append(partial(self._port.begin, placed, reason, self.alive))
         self._let_go()
         if self.finishing and placed.version.step >= self.history.reported:
-            self._out.append(holder_instructions.CollectWeights(placed))
+            self._out.append(partial(self._port.collect_weights, placed))
 
     def _report_waiting(self, devices: tuple[str, ...]) -> None:
         if devices != self._waits_for:
             self._waits_for = devices
-            self._out.append(holder_instructions.ReportWaiting(devices))
+            self._out.append(partial(self._port.report_waiting, devices))
 
     def _on_leaver(self, device: str) -> None:
         placed = self.history.placed
@@ -368,14 +388,14 @@ class HolderCore:
             and placed is not None
             and device not in placed.places()
         ):
-            self._out.append(holder_instructions.GrantLeave(device))
+            self._out.append(partial(self._port.grant_leave, device))
         else:
             self._leaving.add(device)  # `_step` drains as soon as that is possible
 
     def _keep_leavers(self, reason: str) -> None:
         """No plan fits without them: deny their leaves and continue with them."""
         for device in sorted(self._leaving):
-            self._out.append(holder_instructions.DenyLeave(device, reason))
+            self._out.append(partial(self._port.deny_leave, device, reason))
         self._leaving.clear()
         self._ask_soon()
 
@@ -386,7 +406,7 @@ class HolderCore:
             return
         for device in sorted(self._leaving - placed.places().keys()):
             self._leaving.discard(device)
-            self._out.append(holder_instructions.GrantLeave(device))
+            self._out.append(partial(self._port.grant_leave, device))
 
     # -- the undisturbed course ------------------------------------------------------------------
 
@@ -394,28 +414,56 @@ class HolderCore:
         if not self.finishing:
             self._reason = reason
             self.phase = HolderPhase.DRAINING
-            self._out.append(holder_instructions.DrainRounds())
+            self._out.append(self._port.drain_rounds)
 
-    def _on_course(self, event: holder_events.AboutCourse) -> None:
-        match event:
-            case holder_events.ChangeWanted(reason, leaver):
-                if leaver is not None:
-                    self._on_leaver(leaver)
-                elif self.phase is HolderPhase.TRAINING:
-                    self._drain(reason)
-            case holder_events.RoundsDrained():
-                if self.phase is HolderPhase.DRAINING:
-                    self._out.append(holder_instructions.StopRounds())
-                    self._ask()
-            case holder_events.StepsDone():
-                self.finishing, placed = True, self.history.placed
-                if (
-                    self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING)
-                    and placed is not None
-                ):
-                    self.phase = HolderPhase.TRAINING
-                    self._out.append(holder_instructions.CollectWeights(placed))
-            case holder_events.WeightsHome():
-                if self.phase is HolderPhase.TRAINING and self.finishing:
-                    self.phase = HolderPhase.OVER
-                    self._out.append(holder_instructions.StopJob())
+    @_event
+    def step_committed(self, step: int) -> None:
+        """`step` updates count: decided, written down and reported."""
+        if step > self.history.reported:
+            self.history.reported = step
+            self._settling.progress()
+            self._early.progress()
+            self._refusals.progress()
+
+    @_event
+    def snapshot_stable(self, version: Version, besides: tuple[Version, ...] = ()) -> None:
+        """Every copy that `version` needs to be whole without any one device is acknowledged.
+
+        Args:
+            besides: versions that a device still reads.
+        """
+        self.history.stable = version
+        self._write_down()
+        self._out.append(partial(self._port.retain_only, (version, *besides), self.alive))
+        if self.phase is HolderPhase.TRAINING:
+            self._let_go()
+
+    @_event
+    def change_wanted(self, reason: ReconfigureReason, leaver: str | None = None) -> None:
+        """A change that can wait for the border of a round: join, leave or drift."""
+        if leaver is not None:
+            self._on_leaver(leaver)
+        elif self.phase is HolderPhase.TRAINING:
+            self._drain(reason)
+
+    @_event
+    def rounds_drained(self) -> None:
+        """The last round ordered is committed; none is under way."""
+        if self.phase is HolderPhase.DRAINING:
+            self._out.append(self._port.stop_rounds)
+            self._ask()
+
+    @_event
+    def steps_done(self) -> None:
+        """The last step of the job is committed: the weights come home."""
+        self.finishing, placed = True, self.history.placed
+        if self.phase in (HolderPhase.TRAINING, HolderPhase.DRAINING) and placed is not None:
+            self.phase = HolderPhase.TRAINING
+            self._out.append(partial(self._port.collect_weights, placed))
+
+    @_event
+    def weights_home(self) -> None:
+        """The weights are home and written."""
+        if self.phase is HolderPhase.TRAINING and self.finishing:
+            self.phase = HolderPhase.OVER
+            self._out.append(self._port.stop_job)

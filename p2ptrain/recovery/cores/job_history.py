@@ -11,11 +11,28 @@ from dataclasses import dataclass
 
 from p2ptrain.errors import InternalError
 from p2ptrain.recovery.choose_version import FullSnapshot, KnownPast
-from p2ptrain.recovery.cores.holder_instructions import WriteJournal
 from p2ptrain.recovery.cores.liveness import DeviceLiveness
 from p2ptrain.recovery.generation_request import GENERATIONS_PER_REQUEST
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.version import Lineage, Version
+
+
+@dataclass(frozen=True, slots=True)
+class NotedHistory:
+    """What the journal says of it.
+
+    Attributes:
+        next_generation: first number that was never used.
+        placed: the plan in force, None before the first.
+        stable: newest version of which every copy was acknowledged.
+        took_part: devices that had a part in a generation of the lineage, each with its last one.
+    """
+
+    next_generation: int
+    lineage: Lineage
+    placed: Placement | None
+    stable: Version | None = None
+    took_part: tuple[tuple[str, int], ...] = ()
 
 
 class JobHistory:
@@ -36,7 +53,7 @@ class JobHistory:
 
     def __init__(
         self,
-        journal: WriteJournal | None,
+        journal: NotedHistory | None,
         reported: int,
         copies: Callable[[], tuple[FullSnapshot, ...]] = tuple,
     ) -> None:
@@ -99,9 +116,9 @@ class JobHistory:
         self.placed = placed
         self._has_begun = True
 
-    def written_down(self, took_part: tuple[tuple[str, int], ...]) -> WriteJournal:
+    def written_down(self, took_part: tuple[tuple[str, int], ...]) -> NotedHistory:
         """For the disk."""
-        return WriteJournal(self.next_generation, self.lineage, self.placed, self.stable, took_part)
+        return NotedHistory(self.next_generation, self.lineage, self.placed, self.stable, took_part)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
-from p2ptrain.recovery.cores.holder_instructions import StopJob
+from p2ptrain.recovery.choose_version import StateLost
 from p2ptrain.recovery.cores.liveness import DeviceLiveness
 from p2ptrain.recovery.generation_request import ReconfigureFailure
 from p2ptrain.recovery.placement import Placement
@@ -61,6 +61,14 @@ class AwaitDevices:
 
     devices: tuple[str, ...]
     seconds: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class StopJob:
+    """There is nothing to wait for."""
+
+    reason: str
+    lost: StateLost | None = None
 
 
 Verdict: TypeAlias = RetryLater | KeepLeavers | AwaitDevices | StopJob

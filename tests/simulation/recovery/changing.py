@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from p2ptrain.recovery.choose_version import RollForward, VersionChoice
-from p2ptrain.recovery.cores import holder_events
+from p2ptrain.recovery.cores.holder_port import PortCall
 from p2ptrain.recovery.cores.reconfigure_core import MakePlan
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import (
@@ -50,17 +50,22 @@ class Changing:
         if self._node.change is self:
             event(*args, **kwargs)
 
-    def _tell(self, event: holder_events.HolderEvent) -> None:
+    def _tell(
+        self,
+        event: Callable[Concatenate[float, P], list[PortCall]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
         self._node.world.failpoint(self._node)
-        self._node.later(0.001, "changed", lambda: self._node.tell(event))
+        self._node.later(0.001, "changed", lambda: self._node.tell(event, *args, **kwargs))
 
     def generation_ready(self, placed: Placement, choice: VersionChoice) -> None:
         """See `ChangePort`, as of all that follow."""
-        self._tell(holder_events.GenerationReady(self._ask.generation, placed, choice))
+        self._tell(self._node.holder.generation_ready, self._ask.generation, placed)
 
     def refused(self, failure: ReconfigureFailure) -> None:
         """In a moment."""
-        self._tell(failure)
+        self._tell(self._node.holder.refused, failure)
 
     def ask_state(
         self,

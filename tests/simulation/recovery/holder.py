@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Concatenate
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.recovery import snapshot_tracker
 from p2ptrain.recovery.choose_version import FullSnapshot, StateLost
 from p2ptrain.recovery.commit import CommitTracker
-from p2ptrain.recovery.cores import holder_events, holder_instructions
 from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
-from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
+from p2ptrain.recovery.cores.holder_port import P, PortCall
+from p2ptrain.recovery.cores.job_history import NotedHistory, ReportedProgress, ReportOnce
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
-from p2ptrain.recovery.generation_request import ReconfigureReason
+from p2ptrain.recovery.generation_request import GenerationRequest, ReconfigureReason
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.state_report import StageCopy, StateKind
 from p2ptrain.recovery.version import Version
@@ -57,18 +58,23 @@ class Holder(Node):
         journal = disk.journal
         copy = FullSnapshot(first, self.id, StateKind.INITIAL, most_replayed=world.replay_limit)
         self.holder = self.holder_core_type(
-            self.id, world.truth.units, disk.reported, journal=journal, copies=lambda: (copy,)
+            self.id, self, world.truth.units, disk.reported, journal=journal, copies=lambda: (copy,)
         )
         self._wakes = float("inf")
         self._do_all(self.holder.start(world.now))
 
-    def tell(self, event: holder_events.HolderEvent) -> None:
-        """Hand an event to the holder's core."""
-        self._do_all(self.holder.handle(event, self.world.now))
+    def tell(
+        self,
+        event: Callable[Concatenate[float, P], list[PortCall]],
+        *args: P.args,
+        **kwargs: P.kwargs,
+    ) -> None:
+        """Call a method of the holder's core, and do what follows."""
+        self._do_all(event(self.world.now, *args, **kwargs))
 
-    def _do_all(self, out: list[holder_instructions.HolderInstruction]) -> None:
-        for instruction in out:
-            self._carry_out(instruction)
+    def _do_all(self, calls: list[PortCall]) -> None:
+        for call in calls:
+            call()
         wakes = self.holder.next_wakeup
         if wakes != float("inf") and wakes != self._wakes:
             self._wakes = wakes
@@ -82,25 +88,25 @@ class Holder(Node):
 
     def on_link_up(self, peer: str) -> None:
         """To a member."""
-        self.tell(holder_events.LinkRestored(self.id, peer))
+        self.tell(self.holder.link_back, self.id, peer)
 
     def on_appeared(self, peer: str) -> None:
         """A member."""
-        self.tell(holder_events.MemberAppeared(peer))
+        self.tell(self.holder.member_appeared, peer)
         if self.holder.phase is HolderPhase.TRAINING and self.world.rng.random() < 0.5:
-            self.tell(holder_events.ChangeWanted(ReconfigureReason.JOIN))
+            self.tell(self.holder.change_wanted, ReconfigureReason.JOIN)
 
     def on_link_lost(self, peer: str) -> None:
         """To a member."""
         super().on_link_lost(peer)
-        self.tell(holder_events.LinkBroken(self.id, peer))
+        self.tell(self.holder.link_broke, self.id, peer)
 
     def on_died(self, peer: str, *, certain: bool) -> None:
         """A member."""
         super().on_died(peer, certain=certain)
         if self.change is not None:
             self.change.on_died(peer)
-        self.tell(holder_events.MemberDied(peer, certain))
+        self.tell(self.holder.member_died, peer, certain=certain)
 
     @property
     def coordinator(self) -> str | None:
@@ -127,48 +133,58 @@ class Holder(Node):
                     self.generation is not None
                     and fields["generation"] == self.generation.generation
                 ):
-                    sign = (
-                        holder_events.LinkRestored if fields["back"] else holder_events.LinkBroken
-                    )
-                    self.tell(sign(peer, fields["peer"]))
+                    event = self.holder.link_back if fields["back"] else self.holder.link_broke
+                    self.tell(event, peer, fields["peer"])
             case "leaving":
-                self.tell(holder_events.ChangeWanted(ReconfigureReason.LEAVE, peer))
+                self.tell(self.holder.change_wanted, ReconfigureReason.LEAVE, peer)
             case _:
                 super().receive(peer, kind, fields)
 
     # -- what the core says ----------------------------------------------------------------------
 
-    def _carry_out(self, instruction: holder_instructions.HolderInstruction) -> None:
-        world = self.world
-        match instruction:
-            case holder_instructions.StopRounds():
-                self.generation = self.committing = None
-                self.keeping.end()
-                self.draining = False
-            case holder_instructions.DrainRounds():
-                self.draining = True
-                self._check_drained()
-            case holder_instructions.WriteJournal():
-                world.failpoint(self)
-                world.disk.journal = instruction
-                world.failpoint(self)
-            case holder_instructions.PrepareGeneration(ask):
-                self.change = Changing(self, ask)
-                self.later(0.0, "change", self.change.start)
-            case holder_instructions.BeginGeneration(placed, _, _, alive):
-                self._begin(placed, sorted(alive))
-            case holder_instructions.RetainOnly(versions, alive):
-                self._tell_all(sorted(alive), "keep", versions=versions)
-            case holder_instructions.GrantLeave(device):
-                world.send(self.id, device, "let.go")
-            case holder_instructions.DenyLeave(device):
-                world.send(self.id, device, "stay")
-            case holder_instructions.CollectWeights(placed):
-                self._bring_home(placed)
-            case holder_instructions.PartEnds():
-                self._is_over("a part ends devices")  # by chance, here
-            case holder_instructions.StopJob(reason, lost):
-                self._end(reason, lost)
+    def stop_rounds(self) -> None:
+        """See `HolderPort`, as of all that follow."""
+        self.generation = self.committing = None
+        self.keeping.end()
+        self.draining = False
+
+    def drain_rounds(self) -> None:
+        """Perhaps there is none under way."""
+        self.draining = True
+        self._check_drained()
+
+    def write_down(self, noted: NotedHistory) -> None:
+        """At once, or the process dies before or after."""
+        self.world.failpoint(self)
+        self.world.disk.journal = noted
+        self.world.failpoint(self)
+
+    def prepare(self, ask: GenerationRequest) -> None:
+        """In place of what was asked for before."""
+        self.change = Changing(self, ask)
+        self.later(0.0, "change", self.change.start)
+
+    def retain_only(self, versions: tuple[Version, ...], alive: frozenset[str]) -> None:
+        """Over the network."""
+        self._tell_all(sorted(alive), "keep", versions=versions)
+
+    def report_failure(self, device: str) -> None:
+        """Nobody looks."""
+
+    def report_waiting(self, devices: tuple[str, ...]) -> None:
+        """Nobody looks."""
+
+    def grant_leave(self, device: str) -> None:
+        """Over the network."""
+        self.world.send(self.id, device, "let.go")
+
+    def deny_leave(self, device: str, reason: str) -> None:
+        """Over the network."""
+        self.world.send(self.id, device, "stay")
+
+    def end_part(self, first: int, end: int, devices: tuple[str, ...]) -> None:
+        """By chance, here."""
+        self._is_over("a part ends devices")
 
     def _tell_all(self, devices: list[str], kind: str, **fields: Any) -> None:
         for device in devices:
@@ -178,18 +194,19 @@ class Holder(Node):
                 self._no_link(device)
 
     def _no_link(self, device: str) -> None:
-        self.later(0.001, "no link", lambda: self.tell(holder_events.LinkBroken(self.id, device)))
+        self.later(0.001, "no link", lambda: self.tell(self.holder.link_broke, self.id, device))
 
-    def _begin(self, placed: Placement, alive: list[str]) -> None:
+    def begin(self, placed: Placement, reason: ReconfigureReason, alive: frozenset[str]) -> None:
+        """Those without a part hear it too."""
         self.world.truth.began(placed)
         self.generation = placed
         self.committing = CommitTracker(placed.seats, placed.version.step)
         self.ordered = placed.version.step
         self.draining = False
         self.keeping.begin(placed)
-        self._tell_all(alive, "begin", generation=placed.generation)
+        self._tell_all(sorted(alive), "begin", generation=placed.generation)
         if placed.version.step == self.steps and not self.holder.finishing:
-            self.tell(holder_events.StepsDone())
+            self.tell(self.holder.steps_done)
         self._order()
 
     def _order(self) -> None:
@@ -224,9 +241,9 @@ class Holder(Node):
         self.commits += 1
         self._report(step + 1)
         self._commit(placed, step)
-        self.tell(holder_events.StepCommitted(step + 1))
+        self.tell(self.holder.step_committed, step + 1)
         if step + 1 == self.steps and self.generation is placed:
-            self.tell(holder_events.StepsDone())
+            self.tell(self.holder.steps_done)
         self._check_drained()
         self._order()
 
@@ -248,13 +265,13 @@ class Holder(Node):
 
     def _drained(self) -> None:
         if self.draining:
-            self.tell(holder_events.RoundsDrained())
+            self.tell(self.holder.rounds_drained)
 
     def _on_kept(self, peer: str, copy: StageCopy, failed: str | None) -> None:
         for result in self.keeping.acknowledged(peer, copy, failed):
             match result:
                 case snapshot_tracker.SnapshotComplete(version):
-                    self.tell(holder_events.SnapshotStable(version))
+                    self.tell(self.holder.snapshot_stable, version)
                 case snapshot_tracker.TryBackupPeer(owner, backup_peer, again):
                     self.world.send(self.id, owner, "keeper", copy=again, backup_peer=backup_peer)
                 case snapshot_tracker.SnapshotAbandoned():
@@ -262,7 +279,8 @@ class Holder(Node):
 
     # -- the end -----------------------------------------------------------------------------------
 
-    def _bring_home(self, placed: Placement) -> None:
+    def collect_weights(self, placed: Placement) -> None:
+        """Of every stage, from one of its devices."""
         final = Version(self.steps, placed.generation)
         if placed.version.step == self.steps:
             final = placed.version
@@ -278,7 +296,7 @@ class Holder(Node):
                 raise InvariantViolated("the weights that came home are not the trained ones")
             missing.discard(stage)
             if not missing:
-                self.tell(holder_events.WeightsHome())
+                self.tell(self.holder.weights_home)
 
         def read(stage: Any) -> None:
             if self.generation is placed:
@@ -288,7 +306,8 @@ class Holder(Node):
         for stage in placed.stages:
             read(stage)
 
-    def _end(self, reason: str | None, lost: StateLost | None) -> None:
+    def stop_job(self, reason: str | None = None, lost: StateLost | None = None) -> None:
+        """Done, or something is really lost."""
         if reason is not None and (lost is None or not self._is_really_lost(lost)):
             raise InvariantViolated(f"the job ended, but nothing was lost: {reason} {lost}")
         self._is_over(reason or "done")

@@ -9,6 +9,7 @@ from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.cores.job_history import ReportedProgress, ReportOnce
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
 from p2ptrain.recovery.cores.worker_core import WorkerCore
+from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.placement import Placement
 from p2ptrain.recovery.snapshot_tracker import KeepingResult, SnapshotTracker
 from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateKind, StateReport
@@ -187,9 +188,9 @@ class ReusesGenerationNumbers(HolderCore):
 class ReportsAgain(Holder):
     """Forgets at every generation what people have heard."""
 
-    def _begin(self, placed: Placement, alive: list[str]) -> None:
+    def begin(self, placed: Placement, reason: ReconfigureReason, alive: frozenset[str]) -> None:
         self.once = ReportOnce(ReportedProgress(placed.version.step))
-        super()._begin(placed, alive)
+        super().begin(placed, reason, alive)
 
 
 class CommitsFirst(Holder):
@@ -203,8 +204,8 @@ class CommitsFirst(Holder):
 class SkipsAStep(Holder):
     """Goes on one round too late."""
 
-    def _begin(self, placed: Placement, alive: list[str]) -> None:
-        super()._begin(placed, alive)
+    def begin(self, placed: Placement, reason: ReconfigureReason, alive: frozenset[str]) -> None:
+        super().begin(placed, reason, alive)
         self.ordered += 1
 
 

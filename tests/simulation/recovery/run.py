@@ -12,9 +12,9 @@ from __future__ import annotations
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
+from typing import Any
 
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
-from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
 from p2ptrain.recovery.cores.worker_core import WorkerCore
@@ -205,14 +205,15 @@ class Household:
             return
         if holder.runs and not holder.frozen and not self.world.ended:
             device = self.more.choice(self.devices).id
-            signs: tuple[holder_events.HolderEvent, ...] = (
-                holder_events.RoundInterrupted("a round"),
-                holder_events.RoundStalled(frozenset({device})),
-                holder_events.DeviceOutOfMemory(device, MemoryBudgets(1)),
+            core = holder.holder
+            signs: tuple[tuple[Any, ...], ...] = (
+                (core.round_interrupted, "a round"),
+                (core.round_stalled, frozenset({device})),
+                (core.out_of_memory, device, MemoryBudgets(1)),
             )
-            sign = self.more.choice(signs)
-            self.faults.append(f"{self.world.now:.2f} {sign}")
-            holder.tell(sign)
+            event, *args = self.more.choice(signs)
+            self.faults.append(f"{self.world.now:.2f} {event.__name__} {args}")
+            holder.tell(event, *args)
         self.world.after(self.more.uniform(5.0, 20.0), "fret", self.fret)
 
     def _gentle_fault(self) -> str:

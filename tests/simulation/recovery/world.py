@@ -15,7 +15,7 @@ from random import Random
 from typing import Any, Protocol
 
 from p2ptrain.recovery.choose_version import FullSnapshot
-from p2ptrain.recovery.cores.holder_instructions import WriteJournal
+from p2ptrain.recovery.cores.job_history import NotedHistory
 from tests.simulation.kernel import Kernel
 from tests.simulation.network import LinkQuality, Network, Path
 from tests.simulation.recovery import member
@@ -39,7 +39,7 @@ class Killed(Exception):
 class Disk:
     """What the holder's machine keeps over the end of its process."""
 
-    journal: WriteJournal | None = None
+    journal: NotedHistory | None = None
     reported: int = 0
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
+from unittest.mock import Mock
 
 import pytest
 
@@ -20,7 +21,6 @@ from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.kinds import LEAVING
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.choose_version import VersionChoice
-from p2ptrain.recovery.cores import holder_events
 from p2ptrain.recovery.cores.holder_core import HolderCore
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.version import Version
@@ -31,12 +31,18 @@ from tests.unit.messages.test_assignment import assignment, shared
 
 
 def _elasticity(
-    mesh: MemoryHousehold, want: Callable[[holder_events.ChangeWanted], None]
+    mesh: MemoryHousehold, want: Callable[[ReconfigureReason, str | None], None]
 ) -> ReplanWatcher:
-    core = HolderCore(mesh["a"].self_id, 1, 0)
+    core = HolderCore(mesh["a"].self_id, Mock(), 1, 0)
     planner, profiler = Planner(mesh["a"], lambda device, why: None), ClusterProfiler(mesh["a"])
     asked = request(8), planner, profiler, core, lambda: 9, want
     return ReplanWatcher(mesh["a"], *asked, replans=True)
+
+
+def _noting(
+    wanted: asyncio.Queue[tuple[ReconfigureReason, str | None]],
+) -> Callable[[ReconfigureReason, str | None], None]:
+    return lambda reason, leaver: wanted.put_nowait((reason, leaver))
 
 
 def _leave(mesh: MemoryHousehold) -> asyncio.Task[Message]:
@@ -46,10 +52,10 @@ def _leave(mesh: MemoryHousehold) -> asyncio.Task[Message]:
 
 
 async def _training_with_b(
-    mesh: MemoryHousehold, wanted: asyncio.Queue[holder_events.ChangeWanted] | None = None
+    mesh: MemoryHousehold, wanted: asyncio.Queue[tuple[ReconfigureReason, str | None]] | None = None
 ) -> ReplanWatcher:
     device = mesh["b"].self_id
-    elasticity = _elasticity(mesh, (wanted or asyncio.Queue()).put_nowait)
+    elasticity = _elasticity(mesh, _noting(wanted or asyncio.Queue()))
     elasticity.start()
     place = replace(shared(3, 1), devices=(mesh["a"].self_id, device))
     choice = VersionChoice(Version(0, 0), ((device,),) * 3, 0, "")
@@ -60,21 +66,21 @@ async def _training_with_b(
 
 async def test_a_device_that_died_while_it_waited_may_leave_again() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        wanted: asyncio.Queue[holder_events.ChangeWanted] = asyncio.Queue()
-        elasticity, device = _elasticity(mesh, wanted.put_nowait), mesh["b"].self_id
+        wanted: asyncio.Queue[tuple[ReconfigureReason, str | None]] = asyncio.Queue()
+        elasticity, device = _elasticity(mesh, _noting(wanted)), mesh["b"].self_id
         elasticity.start()
         for _ in range(2):
             leaves = _leave(mesh)
-            assert await wanted.get() == holder_events.ChangeWanted(ReconfigureReason.LEAVE, device)
-            elasticity.note(holder_events.MemberDied(device, certain=True))
+            assert await wanted.get() == (ReconfigureReason.LEAVE, device)
+            elasticity.gone(device)
             await leaves  # so that no process waits for a word to the one before it
-            elasticity.note(holder_events.MemberAppeared(device))
+            elasticity.appeared(device)
         await elasticity.close()
 
 
 async def test_a_device_without_a_part_may_go_at_once() -> None:
     async with MemoryHousehold(["a", "b"]) as mesh:
-        elasticity = _elasticity(mesh, lambda _: elasticity.let_go(mesh["b"].self_id))
+        elasticity = _elasticity(mesh, lambda *_: elasticity.let_go(mesh["b"].self_id))
         elasticity.start()
         assert (await _leave(mesh)).fields == {}
         await elasticity.close()
@@ -83,11 +89,11 @@ async def test_a_device_without_a_part_may_go_at_once() -> None:
 async def test_a_look_that_fails_keeps_nobody() -> None:
     """No device says what it has, the holder neither."""
     async with MemoryHousehold(["a", "b"]) as mesh:
-        wanted: asyncio.Queue[holder_events.ChangeWanted] = asyncio.Queue()
+        wanted: asyncio.Queue[tuple[ReconfigureReason, str | None]] = asyncio.Queue()
         device = mesh["b"].self_id
         elasticity = await _training_with_b(mesh, wanted)
         leaves = _leave(mesh)
-        assert await wanted.get() == holder_events.ChangeWanted(ReconfigureReason.LEAVE, device)
+        assert await wanted.get() == (ReconfigureReason.LEAVE, device)
         await elasticity.close()
         await leaves
 
@@ -115,7 +121,7 @@ async def _looking(
     monkeypatch.setattr(replan_watcher, "ReplanEvaluation", Endless)
     Endless.said = asyncio.Queue()
     elasticity = await _training_with_b(mesh)
-    elasticity.note(holder_events.MemberAppeared(mesh["b"].self_id))
+    elasticity.appeared(mesh["b"].self_id)
     elasticity._do(elasticity._core.compared(monotonic()))
     assert await Endless.said.get() == "drift"
     return Endless.said, elasticity

@@ -27,7 +27,7 @@ from p2ptrain.holder.start.journal import (
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.messages.assign import PlanInForce
 from p2ptrain.plan.types.plan import Plan
-from p2ptrain.recovery.cores.holder_instructions import WriteJournal as Noted
+from p2ptrain.recovery.cores.job_history import NotedHistory as Noted
 from p2ptrain.recovery.cores.job_history import ReportedProgress
 from p2ptrain.recovery.version import Lineage, Version
 from p2ptrain.state import checkpoint_files, ended_jobs
