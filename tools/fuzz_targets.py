@@ -83,7 +83,7 @@ from p2ptrain.model.stage.optimizer_spec import (
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net import cbor
 from p2ptrain.net.blocks import decode_block
-from p2ptrain.net.decoder import DecoderSink, FrameDecoder
+from p2ptrain.net.decoder import FrameDecoder
 from p2ptrain.net.fields import Blob, FrameFields
 from p2ptrain.net.forms import write_form
 from p2ptrain.net.frame import (
@@ -274,9 +274,7 @@ def _frames(data: bytes) -> int:
             raise ProtocolError("not expected")
         return [memoryview(bytearray(size)) for size in header.part_bytes]
 
-    decoder = FrameDecoder(
-        DecoderSink(open_parts, lambda _lane, message: delivered.append(message))
-    )
+    decoder = FrameDecoder(open_parts, lambda _lane, message: delivered.append(message))
     left = memoryview(data)
     while left:
         buffer = decoder.get_buffer()

@@ -24,7 +24,6 @@ from p2ptrain.errors import DeviceUnusable, UserError
 from p2ptrain.events import Event
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.net.forms import write_form
 from p2ptrain.process.host_process import use_threads
 
 log = get_logger(__name__)
@@ -77,7 +76,7 @@ class KeptChecks:
         if self._folder is None:
             return
         try:
-            StateFolder(self._folder).write_json(name, write_form(found))
+            StateFolder(self._folder).write_form(name, found)
         except UserError as error:
             log.warning("check_not_kept", why=str(error))
 

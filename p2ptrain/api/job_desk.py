@@ -40,7 +40,7 @@ from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import GONE, Mesh, display_name
 from p2ptrain.messages.kinds import EXPLAIN, ROUND_PICTURE
 from p2ptrain.net.fields import Blob, FrameFields, limited, part_of
-from p2ptrain.net.forms import Id, write_form
+from p2ptrain.net.forms import Id
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.plan.explain import explained
 from p2ptrain.plan.round_picture import RoundPicture
@@ -122,9 +122,9 @@ class CourseRecorder:
         if self._folder is not None:
             try:
                 course = self.whole()
-                self._folder.write_json(COURSE_FILE, write_form(course))
+                self._folder.write_form(COURSE_FILE, course)
                 runs = _earlier(self._folder).with_run(self._same, course, round(time()))
-                self._folder.write_json(EARLIER_FILE, write_form(runs))
+                self._folder.write_form(EARLIER_FILE, runs)
             except UserError as error:
                 log.warning("course_not_written", why=str(error))
 

@@ -18,7 +18,7 @@ from typing import Annotated, Self
 
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
-from p2ptrain.net.forms import By, Count, write_form
+from p2ptrain.net.forms import By, Count
 
 LOCK_NAME = "lock"
 
@@ -170,7 +170,7 @@ class ControlRecord:
 
 def write_record(folder: Path, record: ControlRecord) -> None:
     """Put `record` into `folder` in one step, readable by its owner only. Raises UserError."""
-    StateFolder(folder).write_json(RECORD_NAME, write_form(record))
+    StateFolder(folder).write_form(RECORD_NAME, record)
 
 
 def read_record(folder: Path) -> ControlRecord:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.net.forms import write_form
 from p2ptrain.plan.types.job_facts import JobFacts
 
 JOB_FOLDER = "job"
@@ -16,7 +15,7 @@ _FILE = "last_job.json"
 
 def keep_facts(folder: StateFolder, facts: JobFacts) -> None:
     """`folder`: of jobs. Raises UserError: it cannot be written."""
-    folder.write_json(_FILE, write_form(facts))
+    folder.write_form(_FILE, facts)
 
 
 def last_facts(state_dir: Path) -> JobFacts | None:

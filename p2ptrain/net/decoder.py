@@ -9,7 +9,6 @@ everything small is read through one scratch buffer, many small messages at a ti
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.net.blocks import BLOCK_BYTES, Filling, fill_blocks
@@ -33,21 +32,6 @@ DIRECT_BYTES = 4 * 1024
 _BYTE_FORMATS = ("B", "<B", "@B")
 
 assert SCRATCH_BYTES >= PREFIX_BYTES + HEADER_LIMIT_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderSink:
-    """What a decoder calls.
-
-    Attributes:
-        open_parts: (lane, header) -> writable buffers of exactly `header.part_bytes`; asked once
-            for each message with parts, before its body is read. None: they are read block by block
-            and thrown away, and the message comes without them. Raises ProtocolError to refuse.
-        deliver: (lane, message), in order within a lane.
-    """
-
-    open_parts: Callable[[Priority, Header], Sequence[memoryview] | None]
-    deliver: Callable[[Priority, Message], None]
 
 
 class _Incoming:
@@ -79,10 +63,22 @@ _NOTHING = memoryview(b"")
 
 
 class FrameDecoder:
-    """Frames in, messages out; any breach of the protocol raises and ends the decoder's life."""
+    """Frames in, messages out; any breach of the protocol raises and ends the decoder's life.
 
-    def __init__(self, sink: DecoderSink) -> None:
-        self._sink = sink
+    Args:
+        open_parts: (lane, header) -> writable buffers of exactly `header.part_bytes`; asked once
+            for each message with parts, before its body is read. None: they are read block by block
+            and thrown away, and the message comes without them. Raises ProtocolError to refuse.
+        deliver: (lane, message), in order within a lane.
+    """
+
+    def __init__(
+        self,
+        open_parts: Callable[[Priority, Header], Sequence[memoryview] | None],
+        deliver: Callable[[Priority, Message], None],
+    ) -> None:
+        self._open_parts = open_parts
+        self._deliver = deliver
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._begin = 0  # unparsed bytes are _scratch[_begin:_end]
         self._end = 0
@@ -193,7 +189,7 @@ class FrameDecoder:
     def _open_message(self, lane: Priority, header: Header) -> _Incoming:
         if not header.part_bytes:
             return _Incoming(_message(header), None)
-        opened = self._sink.open_parts(lane, header)
+        opened = self._open_parts(lane, header)
         if opened is None:
             return _Incoming(_message(header), _discard(header.part_bytes))
         buffers = tuple(opened)
@@ -223,7 +219,7 @@ class FrameDecoder:
     def _finish(self, lane: Priority) -> None:
         message = self._unfinished.pop(lane).message
         self._numbers[lane] = (self._numbers[lane] + 1) % NUMBER_MODULUS
-        self._sink.deliver(lane, message)
+        self._deliver(lane, message)
 
 
 def _message(

@@ -22,7 +22,7 @@ from p2ptrain.errors import UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.config import peer_text
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
-from p2ptrain.net.forms import Range, Text, write_form
+from p2ptrain.net.forms import Range, Text
 from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.sessions import Reach, Sessions
 from p2ptrain.page.site import Mount, PageSite
@@ -264,7 +264,7 @@ class PageServer:
 
     def _keep(self, file: PageFile) -> None:
         self._file = file
-        self._state.write_json(PAGE_FILE, write_form(file))
+        self._state.write_form(PAGE_FILE, file)
 
 
 def _is_loopback(address: str) -> bool:

@@ -21,7 +21,7 @@ from p2ptrain.control.lease import PageAddress
 from p2ptrain.errors import UserError, size_text
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
-from p2ptrain.net.forms import Text, write_form
+from p2ptrain.net.forms import Text
 from p2ptrain.net.read_form import read_form
 from p2ptrain.page.scripts import AllowedScripts
 from p2ptrain.page.server import PageServer
@@ -233,7 +233,7 @@ class PhotoPage(PageServer):
             return await super().open(lan=lan, path=path)
         folder = await asyncio.to_thread(self._opened, photos)
         address = await super().open(lan=lan, path=PATH)
-        self._kept_in.write_json(PHOTOS_FILE, write_form(PhotosFile(str(folder.path))))
+        self._kept_in.write_form(PHOTOS_FILE, PhotosFile(str(folder.path)))
         self._routes.folder = folder
         return address
 

@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
-from p2ptrain.net.decoder import DecoderSink, FrameDecoder
+from p2ptrain.net.decoder import FrameDecoder
 from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import Codec
 from p2ptrain.net.message import Message, PartKind, Priority
@@ -113,7 +113,7 @@ class _Messages:
 
     def __init__(self) -> None:
         self._part = memoryview(bytearray(_PART_BYTES))
-        self._decoder = FrameDecoder(DecoderSink(lambda _lane, _header: (self._part,), self._drop))
+        self._decoder = FrameDecoder(lambda _lane, _header: (self._part,), self._drop)
         self._number = 0
 
     def frame_and_read(self) -> None:

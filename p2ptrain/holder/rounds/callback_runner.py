@@ -43,7 +43,7 @@ from p2ptrain.job.user_code import RAISED, describe_user_error, doings
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.model.stage.random_operators import randomness_lock
-from p2ptrain.net.forms import Id, Length, write_form
+from p2ptrain.net.forms import Id, Length
 
 log = get_logger(__name__)
 
@@ -127,7 +127,7 @@ class CallbackRunner:
             return
         try:
             form = _CallbacksFile("p2ptrain.callbacks/1", self._job, found[:CALLBACKS_LIMIT])
-            self._folder.write_json(CALLBACKS_FILE, write_form(form))
+            self._folder.write_form(CALLBACKS_FILE, form)
         except (OSError, UserError) as error:
             log.warning("callbacks_not_noted", why=str(error))
 

@@ -33,7 +33,7 @@ from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.messages.assign import PlanInForce, placement_of
 from p2ptrain.messages.assignment import FIRST, Assignment
-from p2ptrain.net.forms import By, Count, Id, Local, Positive, Rare, write_form
+from p2ptrain.net.forms import By, Count, Id, Local, Positive, Rare
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.cores.job_history import NotedHistory as Noted
 from p2ptrain.recovery.cores.job_history import ReportedProgress
@@ -348,7 +348,7 @@ class Journal:
             if self._descriptor is None:
                 folder.write(REPORTED_FILE, reported_bytes(entry.reported))
                 self._descriptor = os.open(folder.path / REPORTED_FILE, os.O_WRONLY | _BINARY)
-            folder.write_json(JOB_FILE, write_form(entry))
+            folder.write_form(JOB_FILE, entry)
 
     def _sync(self, late: JournalEntry | None) -> None:
         with self._writing:  # `done` or a new generation comes before or after
@@ -359,7 +359,7 @@ class Journal:
             if (
                 late is not None and late.next_generation == self._entry.next_generation
             ):  # of this generation
-                folder.write_json(JOB_FILE, write_form(late))
+                folder.write_form(JOB_FILE, late)
 
     def _give_up(self, error: Exception) -> None:
         if self._folder is None:

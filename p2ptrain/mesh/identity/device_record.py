@@ -23,7 +23,7 @@ from p2ptrain.mesh.discovery.addresses import is_usable
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
 from p2ptrain.mesh.notifications import WarnOnce
 from p2ptrain.net.fields import NAME_LIMIT_CHARACTERS, checked_name, peer_name
-from p2ptrain.net.forms import Range, write_form
+from p2ptrain.net.forms import Range
 from p2ptrain.net.link.stream import Address
 from p2ptrain.net.read_form import read_form
 
@@ -115,7 +115,7 @@ class DeviceRecord:
     def _save(self) -> None:
         self._is_saved = False
         device = _DeviceFields(self.name, self.asked_name, self.term)
-        self._folder.write_json(DEVICE_FILE, write_form(device))
+        self._folder.write_form(DEVICE_FILE, device)
         self._is_saved = True
 
 

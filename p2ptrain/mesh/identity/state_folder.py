@@ -18,6 +18,7 @@ import psutil
 
 from p2ptrain.errors import OptionError, ProtocolError, UserError
 from p2ptrain.files import SealBroken, open_json, replace_file, seal_json
+from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
 
 _PRIVATE_FOLDER = 0o700
@@ -117,6 +118,10 @@ class StateFolder:
     def write_json(self, name: str, value: Mapping[str, object]) -> None:
         """Replace the file by `value` as JSON, sealed."""
         self.write(name, seal_json(value))
+
+    def write_form(self, name: str, form: object) -> None:
+        """Replace the file by a form, sealed."""
+        self.write_json(name, write_form(form))
 
     def remove(self, name: str) -> None:
         """Remove the file if it is there."""

@@ -18,7 +18,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from p2ptrain.errors import OptionError
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.net.forms import Length, write_form
+from p2ptrain.net.forms import Length
 
 WINDOW_SECONDS = 600.0
 
@@ -151,4 +151,4 @@ class KnownCodes:
 
     def _write(self) -> None:
         codes = _Codes("p2ptrain.codes/1", self._taken, self._spent)
-        self._folder.write_json(CODES_FILE, write_form(codes))
+        self._folder.write_form(CODES_FILE, codes)

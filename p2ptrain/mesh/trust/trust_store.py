@@ -155,9 +155,7 @@ class TrustStore:
             self._book = changed
 
     def _write(self, book: TrustBook) -> None:
-        self._folder.write_json(
-            TRUST_FILE, write_form(_Book("p2ptrain.trusted/1", tuple(book.values())))
-        )
+        self._folder.write_form(TRUST_FILE, _Book("p2ptrain.trusted/1", tuple(book.values())))
 
 
 def _from_base64(value: object) -> bytes:

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from p2ptrain.errors import LinkClosed, PeerError
 from p2ptrain.logs import get_logger
-from p2ptrain.net.decoder import DecoderSink, FrameDecoder
+from p2ptrain.net.decoder import FrameDecoder
 from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import Header
 from p2ptrain.net.link.compression import CompressionChooser, LinkCompression
@@ -88,8 +88,7 @@ class Link:
         )
         self._outbox = Outbox(self._settings.budgets_bytes(), self._compression.choose)
         self._queue = SendQueue(self._outbox)
-        sink = DecoderSink(self._open_parts, self._deliver)
-        self._decoder = FrameDecoder(sink)
+        self._decoder = FrameDecoder(self._open_parts, self._deliver)
         self._meter = LinkRateMeter()
         self._portions = UNKNOWN
         self._known_rates: tuple[float | None, float] = (None, 0.0)  # what they were made for

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.net.blocks import BLOCK_BYTES, STORED, encode_block
-from p2ptrain.net.decoder import DecoderSink, FrameDecoder
+from p2ptrain.net.decoder import FrameDecoder
 from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import (
     CHUNK_BYTES,
@@ -41,7 +41,7 @@ class Reader:
     unwanted: str = "unwanted"
 
     def __post_init__(self) -> None:
-        self.decoder = FrameDecoder(DecoderSink(self.open_parts, self.deliver))
+        self.decoder = FrameDecoder(self.open_parts, self.deliver)
 
     def open_parts(self, lane: Priority, header: Header) -> Sequence[memoryview] | None:
         if header.kind == self.unwanted:
@@ -378,7 +378,7 @@ def test_a_stopped_decoder_delivers_nothing_more() -> None:
     ids=["size", "read-only", "format", "count"],
 )
 def test_a_receiver_that_opens_wrong_buffers_is_our_bug(buffers: list[memoryview]) -> None:
-    decoder = FrameDecoder(DecoderSink(lambda lane, header: buffers, lambda lane, item: None))
+    decoder = FrameDecoder(lambda lane, header: buffers, lambda lane, item: None)
     data = raw_frame(FIRST | LAST, encode_header("test", {}, [10]), bytes(11))
     decoder.get_buffer()[: len(data)] = data
     with pytest.raises(InternalError):
