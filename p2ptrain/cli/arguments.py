@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NotRequired, TypedDict
+from typing import NotRequired, TypedDict
 
 from p2ptrain.cli import pairing_code
 from p2ptrain.cli.pairing_code import PROMPT
@@ -106,12 +106,17 @@ def two_counts(text: str) -> tuple[int, int]:
     return positive(first), positive(second)
 
 
+def _number(text: str) -> float:
+    """NaN where it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
 def seconds(text: str) -> float:
     """A time in seconds, more than none."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not (value > 0 and math.isfinite(value)):
         raise argparse.ArgumentTypeError(f"{text!r} is not a time in seconds above 0")
     return value
@@ -119,10 +124,7 @@ def seconds(text: str) -> float:
 
 def percent(text: str) -> float:
     """A part such as 50% (or 50), above 0% and at most 100%, as 0.5."""
-    try:
-        value = float(text.strip().removesuffix("%"))
-    except ValueError:
-        value = math.nan
+    value = _number(text.strip().removesuffix("%"))
     if not 0 < value <= 100:
         raise argparse.ArgumentTypeError(f"{text!r} is not a part above 0% and at most 100%")
     return value / 100
@@ -192,10 +194,7 @@ def key_value(text: str) -> tuple[str, str]:
 def name_and_part(text: str) -> tuple[str, float]:
     """NAME=PART, a device and a part of something, above 0 and at most 1."""
     device, equals, part = text.rpartition("=")
-    try:
-        value = float(part)
-    except ValueError:
-        value = math.nan
+    value = _number(part)
     if not equals or not device or not 0 < value <= 1:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not NAME=PART with a PART above 0 and at most 1"
@@ -218,9 +217,9 @@ def state_dir(text: str) -> Path:
     return path(text).absolute()
 
 
-def add_common(parser: argparse.ArgumentParser) -> None:
+def add_common(own: Options) -> None:
     """What every command takes."""
-    group = Options(parser.add_argument_group("every command"))
+    group = own.group("every command")
     group.value(
         "--state-dir DIR",
         state_dir,
@@ -231,9 +230,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
     group.flag("--debug", "show tracebacks and more logs")
 
 
-def add_node(parser: argparse.ArgumentParser) -> None:
+def add_node(own: Options) -> None:
     """How this device stands in the household: `join`'s options."""
-    group = Options(parser.add_argument_group("this device in the household"))
+    group = own.group("this device in the household")
     group.value("--name N", name, "this device's name (default: the name of the computer)")
     pairing = group.one_of()
     pairing.value(
@@ -296,7 +295,7 @@ class NodeOptions(TypedDict):
 
 
 def node_options(args: argparse.Namespace) -> NodeOptions:
-    """The options of `add_node` and `add_common` as `p2ptrain.Node` takes them."""
+    """The options of `add_node` and of every command as `p2ptrain.Node` takes them."""
     return NodeOptions(
         name=args.name,
         code=args.code,
@@ -316,23 +315,15 @@ def state_dir_of(args: argparse.Namespace) -> Path:
     return chosen if chosen is not None else default_state_dir()
 
 
-def add_script_options(parser: argparse.ArgumentParser) -> None:
+def add_script_options(own: Options) -> None:
     """SCRIPT and the options of its job."""
-    parser.add_argument("script", metavar="SCRIPT", help="Python file that defines job()")
-    parser.add_argument(
-        "-o",
-        dest="job_options",
-        metavar="KEY=VALUE",
-        action="append",
-        default=[],
-        type=key_value,
-        help="an argument of the script's job(); may be repeated",
-    )
+    own.word("script", "Python file that defines job()")
+    text = "an argument of the script's job(); may be repeated"
+    own.values("-o KEY=VALUE", key_value, text, dest="job_options")
 
 
-def add_planning_files(parser: argparse.ArgumentParser) -> None:
+def add_planning_files(own: Options) -> None:
     """The files that planning starts from."""
-    own = Options(parser)
     own.value(
         "--profile P.json",
         path,
@@ -340,18 +331,3 @@ def add_planning_files(parser: argparse.ArgumentParser) -> None:
         required=True,
     )
     own.value("--cluster C.json", path, "the devices and links (p2ptrain.cluster/1)", required=True)
-
-
-def command(
-    commands: Any, name: str, *, summary: str, description: str, example: str
-) -> argparse.ArgumentParser:
-    """A subparser whose `--help` explains the command and ends with an example."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=summary,
-        description=description,
-        epilog=f"example:\n{example}",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    return parser

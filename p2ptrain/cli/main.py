@@ -15,7 +15,7 @@ from pathlib import Path
 
 from p2ptrain import events
 from p2ptrain._version import __version__
-from p2ptrain.cli import startup
+from p2ptrain.cli import arguments, startup
 from p2ptrain.cli.commands import (
     demo,
     doctor,
@@ -34,13 +34,12 @@ from p2ptrain.errors import DeviceUnusable, PeerError, UserError, callback_note
 
 _OWN = Path(__file__).resolve().parent.parent
 
-_ADDS = (
-    *(join.add_parser, train.add_parser, member_commands.add_status, top.add_parser),
-    *(member_commands.add_explain, member_commands.add_page, member_commands.add_invite),
-    *(member_commands.add_devices, member_commands.add_remove, service.add_parser),
-    *(profile.add_parser, plan.add_parser, simulate.add_parser, demo.add_parser),
-    doctor.add_parser,
+_BEFORE_SERVICE = (
+    *(join.COMMAND, train.COMMAND, member_commands.STATUS, top.COMMAND),
+    *member_commands.COMMANDS,
 )
+
+_AFTER_SERVICE = (profile, plan, simulate, demo, doctor)
 
 
 def main(argv: Sequence[str] | None = None, *, for_good: bool = False) -> int:
@@ -84,8 +83,11 @@ def build_parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"p2ptrain {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for add in _ADDS:
-        add(commands)
+    for command in _BEFORE_SERVICE:
+        command.add(commands, arguments.add_common)
+    service.add_parser(commands)
+    for one in _AFTER_SERVICE:
+        one.COMMAND.add(commands, arguments.add_common)
     return parser
 
 

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from p2ptrain.errors import OptionError
+
+if TYPE_CHECKING:
+    from p2ptrain.cli.output import Output
 
 DONE = 0
 
@@ -75,9 +79,13 @@ class Options:
         named = {"metavar": metavar} if metavar else {}
         self._add(option, text, type=read, **named, **settings)
 
-    def values(self, form: str, read: Callable[[str], Any], text: str) -> None:
+    def values(self, form: str, read: Callable[[str], Any], text: str, **settings: Any) -> None:
         """The same, of one that may be repeated."""
-        self.value(form, read, text, action="append", default=[])
+        self.value(form, read, text, action="append", default=[], **settings)
+
+    def word(self, name: str, text: str) -> None:
+        """What stands without an option's name, such as SCRIPT."""
+        self._add(name, text, metavar=name.upper())
 
     def choice(self, option: str, choices: Sequence[object], text: str, **settings: Any) -> None:
         """One of some words."""
@@ -86,6 +94,10 @@ class Options:
     def flag(self, option: str, text: str) -> None:
         """An option without a value."""
         self._add(option, text, action="store_true")
+
+    def group(self, title: str) -> Options:
+        """For options under a title of their own in the help."""
+        return Options(self._container.add_argument_group(title))
 
     def one_of(self) -> Options:
         """For options of which one may be given."""
@@ -127,6 +139,46 @@ class _HelpAll(argparse.Action):
             action.help = text
         parser.print_help()
         parser.exit()
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command, which `--help` explains with an example.
+
+    Attributes:
+        run: what it does; returns the exit code. None: others stand below it.
+        options: adds its own options; those of every command come after them.
+        experimental: adds those that `--help` does not show.
+        defaults: further attributes of what is parsed.
+    """
+
+    name: str
+    run: Callable[[argparse.Namespace, Output], int] | None
+    summary: str
+    description: str
+    example: str
+    options: Callable[[Options], None] | None = None
+    experimental: Callable[[Options], None] | None = None
+    defaults: Mapping[str, object] = field(default_factory=dict)
+
+    def add(self, commands: Any, add_common: Callable[[Options], None]) -> argparse.ArgumentParser:
+        """To argparse's subparsers; `add_common` adds what every command takes."""
+        parser: argparse.ArgumentParser = commands.add_parser(
+            self.name,
+            help=self.summary,
+            description=self.description,
+            epilog=f"example:\n{self.example}",
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+        if self.options is not None:
+            self.options(Options(parser))
+        if self.run is not None:
+            add_common(Options(parser))
+            parser.set_defaults(run=self.run, usual=parser.get_default, **self.defaults)
+        if self.experimental is not None:
+            self.experimental(Experimental(parser))
+        return parser
 
 
 def check_folders(*files: Path | None) -> None:

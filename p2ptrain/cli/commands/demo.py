@@ -8,12 +8,10 @@ import contextlib
 import importlib.util
 import tempfile
 from pathlib import Path
-from typing import Any
 
-from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.signals import sigterm_interrupts
-from p2ptrain.cli.usage import DONE
+from p2ptrain.cli.usage import DONE, Command
 from p2ptrain.errors import InternalError, UserError
 
 HOLDER = "study-desktop"
@@ -37,19 +35,6 @@ handwritten digits, each with its own part of the network. One of them is killed
 and the others go on with exactly the same losses as without that. The last line is the accuracy
 on digits the network has not seen. On one computer this is not faster, because the devices
 share its cores. Nothing is left behind."""
-
-
-def add_parser(commands: Any) -> None:
-    """Add `demo` to the command line."""
-    parser = arguments.command(
-        commands,
-        "demo",
-        summary="try it: three devices on this computer train a real model",
-        description=_DESCRIPTION,
-        example="  p2ptrain demo",
-    )
-    arguments.add_common(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -125,3 +110,12 @@ def _train_arguments() -> list[str]:
         *(str(script), "--steps", str(STEPS), "--planner", "pp"),
         *("--wait-for", devices, "--wait-timeout", str(WAIT_SECONDS)),
     ]
+
+
+COMMAND = Command(
+    "demo",
+    run,
+    "try it: three devices on this computer train a real model",
+    _DESCRIPTION,
+    "  p2ptrain demo",
+)

@@ -8,11 +8,11 @@ import dataclasses
 import datetime
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output
-from p2ptrain.cli.usage import DONE
+from p2ptrain.cli.usage import DONE, Command
 
 if TYPE_CHECKING:
     from p2ptrain.cli.checks.check import Check
@@ -22,19 +22,6 @@ Checks this device and its network: versions, clock, memory, accelerators, the s
 network interfaces, firewall and multicast, and which other devices answer within three seconds.
 While `join` runs here it also measures how fast the network to the other devices is. Each line is
 ok, warn or bad, and says what to do."""
-
-
-def add_parser(commands: Any) -> None:
-    """Add `doctor` to the command line."""
-    parser = arguments.command(
-        commands,
-        "doctor",
-        summary="why devices don't find each other or are slow",
-        description=_DESCRIPTION,
-        example="  p2ptrain doctor\n  p2ptrain doctor --json",
-    )
-    arguments.add_common(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -75,3 +62,12 @@ def check_text(check: Check) -> str:
     """The verdict, what was found, and below it what to do."""
     line = f"{check.verdict:<5} {check.subject}: {check.found}"
     return f"{line}\n      -> {check.advice}" if check.advice else line
+
+
+COMMAND = Command(
+    "doctor",
+    run,
+    "why devices don't find each other or are slow",
+    _DESCRIPTION,
+    "  p2ptrain doctor\n  p2ptrain doctor --json",
+)

@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from p2ptrain import events
 from p2ptrain.aio import event_loop
@@ -19,7 +19,7 @@ from p2ptrain.cli.arguments import name as device_name
 from p2ptrain.cli.more_members import WITH_PARENT, MoreMembers, end_with_stdin
 from p2ptrain.cli.output import Output, write_to
 from p2ptrain.cli.signals import sigterm_interrupts, stop_event
-from p2ptrain.cli.usage import DONE, Options, UsageError
+from p2ptrain.cli.usage import DONE, Command, Options, UsageError
 from p2ptrain.control.lease import LeasedIdentity, Lender
 from p2ptrain.control.member_lock import FolderLock
 from p2ptrain.events import Event, Pairing, Stopped
@@ -49,30 +49,18 @@ _EXAMPLE = """\
   p2ptrain join --when-idle --on-battery pause --quiet-hours 22-7"""
 
 
-def add_parser(commands: Any) -> None:
-    """Add `join` to the command line."""
-    parser = arguments.command(
-        commands,
-        "join",
-        summary="let this device compute for the household until you stop it",
-        description=_DESCRIPTION,
-        example=_EXAMPLE,
-    )
-    add_options(parser)
-    own = Options(parser)
+def _options(own: Options) -> None:
+    add_options(own)
     own.value(
         "--log-file FILE",
         arguments.path,
         "append everything that is shown to FILE, which is emptied at a start over 1 MB",
     )
-    arguments.add_common(parser)
-    parser.set_defaults(run=run)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(own: Options) -> None:
     """How this device is a member, which a service keeps."""
-    arguments.add_node(parser)
-    own = Options(parser)
+    arguments.add_node(own)
     own.values(
         "--only-for NAME",
         device_name,
@@ -83,12 +71,11 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         arguments.path,
         "browsers on this device may start this training from its page; may be repeated",
     )
-    _add_manners(parser)
+    _add_manners(own.group("the person at this device"))
 
 
-def _add_manners(parser: argparse.ArgumentParser) -> None:
+def _add_manners(group: Options) -> None:
     """How this device looks after its person."""
-    group = Options(parser.add_argument_group("the person at this device"))
     group.flag("--when-idle", "compute only while no person uses this device")
     group.value(
         "--max-cpu PERCENT",
@@ -242,3 +229,9 @@ def _shown(output: Output) -> Callable[[Event], None]:
             output.writer.write(qr.terminal_code(f"p2ptrain join --code {event.code}"))
 
     return show
+
+
+COMMAND = Command(
+    *("join", run, "let this device compute for the household until you stop it"),
+    *(_DESCRIPTION, _EXAMPLE, _options),
+)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from p2ptrain.cli import arguments
 from p2ptrain.cli import output as qr
 from p2ptrain.cli.output import Output, aligned, words
-from p2ptrain.cli.usage import DONE, Options, UsageError
+from p2ptrain.cli.usage import DONE, Command, Options, UsageError
 from p2ptrain.control.member_lock import NotRunning
 from p2ptrain.errors import UserError
 from p2ptrain.events import Pairing
@@ -58,28 +58,6 @@ async def state_of(client: ControlClient) -> PageState:
         raise UserError(OTHER_VERSION) from error
 
 
-def _command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace, Output], int], **texts: str
-) -> argparse.ArgumentParser:
-    parser = arguments.command(commands, name, **texts)
-    arguments.add_common(parser)
-    parser.set_defaults(run=run)
-    return parser
-
-
-def add_status(commands: Any) -> None:
-    """Add `status` to the command line."""
-    _command(
-        commands,
-        "status",
-        _status,
-        summary="which devices are here and what runs",
-        description="Shows which devices are here, which one plans the work, what runs and how "
-        "fast.\n`p2ptrain join` or `train` must be running on this device.",
-        example="  p2ptrain status\n  p2ptrain status --json",
-    )
-
-
 def _status(args: argparse.Namespace, output: Output) -> int:
     folder = arguments.state_dir_of(args)
     status = ask_member(folder, lambda member: member.status())
@@ -96,18 +74,6 @@ _EXPLAIN = """\
 Says what limits the training that runs, from what is measured: it watches a few rounds, compares
 them with the plan and asks the planner what another device, or a faster link, would change. That
 takes some seconds. Of a training of this device that has ended it says what was known then."""
-
-
-def add_explain(commands: Any) -> None:
-    """Add `explain` to the command line."""
-    _command(
-        commands,
-        "explain",
-        _explain,
-        summary="what limits the training, and what would help",
-        description=_EXPLAIN,
-        example="  p2ptrain explain\n  p2ptrain explain --json",
-    )
 
 
 def _explain(args: argparse.Namespace, output: Output) -> int:
@@ -135,36 +101,12 @@ Shows the pairing code and accepts new devices for 10 minutes. Run `p2ptrain joi
 on the new device within that time. `p2ptrain join` must be running on this device."""
 
 
-def add_invite(commands: Any) -> None:
-    """Add `invite` to the command line."""
-    _command(
-        commands,
-        "invite",
-        _invite,
-        summary="show the pairing code and let new devices in for 10 minutes",
-        description=_INVITE,
-        example="  p2ptrain invite",
-    )
-
-
 def _invite(args: argparse.Namespace, output: Output) -> int:
     code = ask_member(arguments.state_dir_of(args), lambda member: member.invite())
     output.show(Pairing(code=code))
     if output.is_terminal:
         output.writer.write(qr.terminal_code(f"p2ptrain join --code {code}"))
     return DONE
-
-
-def add_devices(commands: Any) -> None:
-    """Add `devices` to the command line."""
-    _command(
-        commands,
-        "devices",
-        _devices,
-        summary="list the paired devices",
-        description="Lists the devices that are paired with this household, running or not.",
-        example="  p2ptrain devices\n  p2ptrain devices --json",
-    )
 
 
 def _devices(args: argparse.Namespace, output: Output) -> int:
@@ -188,19 +130,6 @@ def _rest(device: Mapping[str, Any]) -> str:
 _REMOVE = """\
 Takes a device out of the household: its connections end at once, and it has to be paired again
 to come back. Trainings that it computes for go on without it."""
-
-
-def add_remove(commands: Any) -> None:
-    """Add `remove` to the command line."""
-    remove = _command(
-        commands,
-        "remove",
-        _remove,
-        summary="take a device out of the household at once",
-        description=_REMOVE,
-        example="  p2ptrain remove old-laptop",
-    )
-    remove.add_argument("name", metavar="NAME", help="the device's name, as `devices` shows it")
 
 
 def _remove(args: argparse.Namespace, output: Output) -> int:
@@ -229,27 +158,16 @@ _PAGE_EXAMPLE = """\
   p2ptrain page --close        close it, to every browser"""
 
 
-def add_page(commands: Any) -> None:
-    """Add `page` to the command line."""
-    parser = arguments.command(
-        commands,
-        "page",
-        summary="see it all live in a web browser",
-        description=_PAGE,
-        example=_PAGE_EXAMPLE,
-    )
-    how = Options(parser.add_mutually_exclusive_group())
+def _page_options(own: Options) -> None:
+    how = own.one_of()
     how.flag("--lan", "let browsers in this network look too, and show a QR code")
     how.flag("--close", "close the page, to every browser")
-    own = Options(parser)
     own.value(
         "--photos DIR",
-        _absolute,
+        arguments.state_dir,  # the member runs in another folder
         "let browsers add pictures for a training to this folder, and show its address",
     )
     own.flag("--no-browser", "print the address and start no browser")
-    arguments.add_common(parser)
-    parser.set_defaults(run=_page)
 
 
 def _page(args: argparse.Namespace, output: Output) -> int:
@@ -281,13 +199,51 @@ def _page(args: argparse.Namespace, output: Output) -> int:
     return DONE
 
 
-def _absolute(text: str) -> Path:
-    """The member runs in another folder."""
-    return Path(text).expanduser().absolute()
-
-
 def _has_browser() -> bool:
     """Whether there is a screen to show one on: a browser in a text terminal would hide this."""
     if sys.platform in ("win32", "darwin"):
         return "SSH_CONNECTION" not in os.environ
     return any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
+
+
+STATUS = Command(
+    "status",
+    _status,
+    "which devices are here and what runs",
+    "Shows which devices are here, which one plans the work, what runs and how fast.\n"
+    "`p2ptrain join` or `train` must be running on this device.",
+    "  p2ptrain status\n  p2ptrain status --json",
+)
+
+COMMANDS = (
+    Command(
+        "explain",
+        _explain,
+        "what limits the training, and what would help",
+        _EXPLAIN,
+        "  p2ptrain explain\n  p2ptrain explain --json",
+    ),
+    Command("page", _page, "see it all live in a web browser", _PAGE, _PAGE_EXAMPLE, _page_options),
+    Command(
+        "invite",
+        _invite,
+        "show the pairing code and let new devices in for 10 minutes",
+        _INVITE,
+        "  p2ptrain invite",
+    ),
+    Command(
+        "devices",
+        _devices,
+        "list the paired devices",
+        "Lists the devices that are paired with this household, running or not.",
+        "  p2ptrain devices\n  p2ptrain devices --json",
+    ),
+    Command(
+        "remove",
+        _remove,
+        "take a device out of the household at once",
+        _REMOVE,
+        "  p2ptrain remove old-laptop",
+        lambda own: own.word("name", "the device's name, as `devices` shows it"),
+    ),
+)

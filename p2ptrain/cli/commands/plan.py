@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output, aligned
 from p2ptrain.cli.planner_arguments import PLANNERS, add_tiling, any_planner, check_tiling
-from p2ptrain.cli.usage import DONE, Experimental, Options, UsageError, check_folders
+from p2ptrain.cli.usage import DONE, Command, Options, UsageError, check_folders
 from p2ptrain.errors import PlanError, size_text
 from p2ptrain.job.planning_files import read_cluster, read_profile, write_whole
 
@@ -51,27 +51,14 @@ MOST_WITHOUT = 16
 """Devices without which a plan is looked for: each takes as long as `auto`."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add `plan` to the command line."""
-    parser = arguments.command(
-        commands,
-        "plan",
-        summary="plan a model's training from files, without a network",
-        description=_DESCRIPTION,
-        example=_EXAMPLE,
-    )
-    arguments.add_planning_files(parser)
-    _add_question(parser)
-    _add_constraints(parser)
-    own = Options(parser)
+def _options(own: Options) -> None:
+    arguments.add_planning_files(own)
+    _add_question(own.group("what to plan"))
+    _add_constraints(own.group("constraints"))
     own.value("--out FILE", arguments.path, "write the plan here too")
-    arguments.add_common(parser)
-    _add_experimental(Experimental(parser))
-    parser.set_defaults(run=run, logs=False)
 
 
-def _add_question(parser: argparse.ArgumentParser) -> None:
-    group = Options(parser.add_argument_group("what to plan"))
+def _add_question(group: Options) -> None:
     group.value("--batch-size N", arguments.positive, "samples of one update", required=True)
     group.value(
         "--micro-batch B",
@@ -91,7 +78,7 @@ def _add_question(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_experimental(group: Experimental) -> None:
+def _add_experimental(group: Options) -> None:
     group.flag(
         "--overlap", "predict what train really does, instead of the simpler documented cost model"
     )
@@ -105,8 +92,7 @@ def _add_experimental(group: Experimental) -> None:
     group.flag("--straight", "one device for each part of the model")
 
 
-def _add_constraints(parser: argparse.ArgumentParser) -> None:
-    group = Options(parser.add_argument_group("constraints"))
+def _add_constraints(group: Options) -> None:
     group.flag("--private", "the device with the data computes the first and the last layers alone")
     group.value(
         "--exclude NAME",
@@ -315,3 +301,11 @@ def _row(comparison: PlannerComparison, plan: Plan) -> Sequence[str]:
         "none" if plan.mode is PlanMode.ASYNC else f"{count} x {plan.micro_batch}",
         size_text(max(predicted.peak_bytes.values())),
     )
+
+
+COMMAND = Command(
+    *("plan", run, "plan a model's training from files, without a network"),
+    *(_DESCRIPTION, _EXAMPLE, _options),
+    experimental=_add_experimental,
+    defaults={"logs": False},
+)

@@ -7,13 +7,13 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from p2ptrain import events
 from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.script import load_job
-from p2ptrain.cli.usage import DONE, Options, check_folders
+from p2ptrain.cli.usage import DONE, Command, Options, check_folders
 from p2ptrain.devices.request import CHOICES, HOST_NAME, read_request
 from p2ptrain.job.planning_files import write_whole
 
@@ -35,17 +35,8 @@ forward and the backward for each batch size. `p2ptrain plan` needs this file
 (p2ptrain.profile/1)."""
 
 
-def add_parser(commands: Any) -> None:
-    """Add `profile` to the command line."""
-    parser = arguments.command(
-        commands,
-        "profile",
-        summary="measure a script's model on this device",
-        description=_DESCRIPTION,
-        example="  p2ptrain profile digits.py --out digits.json --batch-sizes 1,4,16",
-    )
-    arguments.add_script_options(parser)
-    own = Options(parser)
+def _options(own: Options) -> None:
+    arguments.add_script_options(own)
     own.value("--out P.json", arguments.path, "write the profile here", required=True)
     own.value(
         "--batch-sizes N,N,...",
@@ -64,8 +55,6 @@ def add_parser(commands: Any) -> None:
         "what to measure on (default: cpu)",
         default=HOST_NAME,
     )
-    arguments.add_common(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -166,3 +155,13 @@ def _with_windows(profile: Profile, prepared: PreparedJob) -> Profile:
         return with_windows(profile, tileable(prepared.captured.description))
     except NotTiled:
         return profile
+
+
+COMMAND = Command(
+    "profile",
+    run,
+    "measure a script's model on this device",
+    _DESCRIPTION,
+    "  p2ptrain profile digits.py --out digits.json --batch-sizes 1,4,16",
+    _options,
+)

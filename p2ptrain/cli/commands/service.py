@@ -15,7 +15,7 @@ from p2ptrain.cli.commands import join
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.service.definition import Account, Service, ServiceManager, State, service_name
 from p2ptrain.cli.service.shell import Report, Runner, ServiceShell, run_program
-from p2ptrain.cli.usage import DONE, Parser
+from p2ptrain.cli.usage import DONE, Command, Parser
 from p2ptrain.control.member_lock import FolderBusy, FolderLock
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.identity.state_folder import StateFolder, usual_state_dir
@@ -54,37 +54,27 @@ class _Keeps(Parser):
 
 def add_parser(commands: Any) -> None:
     """Add `service` to the command line."""
-    parser = arguments.command(
-        commands,
-        "service",
-        summary="start join with this machine",
-        description=_DESCRIPTION,
-        example=_EXAMPLE,
+    parser = Command("service", None, "start join with this machine", _DESCRIPTION, _EXAMPLE).add(
+        commands, arguments.add_common
     )
     actions = parser.add_subparsers(metavar="ACTION", required=True, parser_class=_Keeps)
-    installing = arguments.command(
-        actions,
+    Command(
         "install",
-        summary="start join now and with this machine",
-        description=_INSTALL,
-        example="  p2ptrain service install\n  p2ptrain service install --memory 2GiB --threads 2",
-    )
-    join.add_options(installing)
-    arguments.add_common(installing)
-    installing.set_defaults(run=run, action=_install)
+        run,
+        "start join now and with this machine",
+        _INSTALL,
+        "  p2ptrain service install\n  p2ptrain service install --memory 2GiB --threads 2",
+        join.add_options,
+        defaults={"action": _install},
+    ).add(actions, arguments.add_common)
     for name, act, summary in (
         ("status", _status, "whether it runs, and its newest line"),
         ("uninstall", _uninstall, "stop it, and remove all that install has made"),
     ):
-        other = arguments.command(
-            actions,
-            name,
-            summary=summary,
-            description=f"{summary[0].upper()}{summary[1:]}.",
-            example=f"  p2ptrain service {name}\n  p2ptrain service {name} --json",
-        )
-        arguments.add_common(other)
-        other.set_defaults(run=run, action=act)
+        example = f"  p2ptrain service {name}\n  p2ptrain service {name} --json"
+        explained = f"{summary[0].upper()}{summary[1:]}."
+        command = Command(name, run, summary, explained, example, defaults={"action": act})
+        command.add(actions, arguments.add_common)
 
 
 def run(args: argparse.Namespace, output: Output, runner: Runner = run_program) -> int:

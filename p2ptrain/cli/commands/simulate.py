@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from p2ptrain.cli import arguments
 from p2ptrain.cli.output import Output, aligned
-from p2ptrain.cli.usage import DONE, Options, UsageError, check_folders
+from p2ptrain.cli.usage import DONE, Command, Options, UsageError, check_folders
 from p2ptrain.errors import size_text
 from p2ptrain.job.planning_files import naming, read_cluster, read_plan, read_profile, write_whole
 
@@ -26,17 +26,8 @@ _EXAMPLE = """\
   p2ptrain simulate --profile digits.json --cluster home.json --plan plan.json --gantt round.svg"""
 
 
-def add_parser(commands: Any) -> None:
-    """Add `simulate` to the command line."""
-    parser = arguments.command(
-        commands,
-        "simulate",
-        summary="predict the timeline of a plan, without a network",
-        description=_DESCRIPTION,
-        example=_EXAMPLE,
-    )
-    arguments.add_planning_files(parser)
-    own = Options(parser)
+def _options(own: Options) -> None:
+    arguments.add_planning_files(own)
     own.value(
         "--plan PLAN.json", arguments.path, "the plan, as `p2ptrain plan` writes it", required=True
     )
@@ -57,8 +48,6 @@ def add_parser(commands: Any) -> None:
         arguments.path,
         "write the timeline into this file, for ui.perfetto.dev, as train --trace does",
     )
-    arguments.add_common(parser)
-    parser.set_defaults(run=run, logs=False)
 
 
 def _svg_file(text: str) -> Path:
@@ -146,3 +135,10 @@ def _rows(simulation: Simulation, cluster: Cluster) -> Iterator[Sequence[str]]:
         peak, memory = simulation.peak_bytes[name], cluster.device(name).memory_bytes
         over = "too little memory" if peak > memory else ""
         yield name, f"{busy:.0%}", f"{waiting[name]:.0%}", size_text(peak), size_text(memory), over
+
+
+COMMAND = Command(
+    *("simulate", run, "predict the timeline of a plan, without a network"),
+    *(_DESCRIPTION, _EXAMPLE, _options),
+    defaults={"logs": False},
+)

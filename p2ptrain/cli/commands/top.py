@@ -15,7 +15,7 @@ from p2ptrain.cli import arguments
 from p2ptrain.cli.commands.member_commands import ask_member, state_of
 from p2ptrain.cli.output import Output
 from p2ptrain.cli.signals import sigterm_interrupts
-from p2ptrain.cli.usage import DONE, Options
+from p2ptrain.cli.usage import DONE, Command
 from p2ptrain.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,21 +34,6 @@ _EXAMPLE = """\
   p2ptrain top                 live, until q
   p2ptrain top --once          one table
   p2ptrain top --json          all that is known now, as one object"""
-
-
-def add_parser(commands: Any) -> None:
-    """Add `top` to the command line."""
-    parser = arguments.command(
-        commands,
-        "top",
-        summary="watch the household and its training live",
-        description=_DESCRIPTION,
-        example=_EXAMPLE,
-    )
-    own = Options(parser)
-    own.flag("--once", "print one table and end")
-    arguments.add_common(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -131,3 +116,13 @@ else:
             yield pressed
         finally:
             termios.tcsetattr(number, termios.TCSADRAIN, before)
+
+
+COMMAND = Command(
+    "top",
+    run,
+    "watch the household and its training live",
+    _DESCRIPTION,
+    _EXAMPLE,
+    lambda own: own.flag("--once", "print one table and end"),
+)

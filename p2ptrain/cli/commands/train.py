@@ -7,7 +7,7 @@ import asyncio
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from p2ptrain import events
 from p2ptrain.aio import event_loop
@@ -15,7 +15,7 @@ from p2ptrain.api.loading import collector_at_rest, load_training
 from p2ptrain.api.sinks import asked_sinks
 from p2ptrain.cli import arguments
 from p2ptrain.cli.commands.train_arguments import (
-    add_asynchronous,
+    add_experimental,
     add_files,
     add_household,
     add_overrides,
@@ -33,8 +33,9 @@ from p2ptrain.cli.usage import (
     FAILED,
     INTERRUPTED,
     WRONG_USAGE,
-    Experimental,
+    Command,
     Interrupted,
+    Options,
     UsageError,
 )
 from p2ptrain.errors import RunCancelled
@@ -59,40 +60,12 @@ _EXAMPLE = """\
   torchrun --nproc-per-node 3 -m p2ptrain train digits.py --engine torch"""
 
 
-def add_parser(commands: Any) -> None:
-    """Add `train` to the command line."""
-    parser = arguments.command(
-        commands,
-        "train",
-        summary="train a script's model with the household",
-        description=_DESCRIPTION,
-        example=_EXAMPLE,
-    )
-    arguments.add_script_options(parser)
-    add_household(parser)
-    add_overrides(parser)
-    add_files(parser)
-    arguments.add_node(parser)
-    arguments.add_common(parser)
-    _add_experimental(Experimental(parser))
-    parser.set_defaults(run=run, usual=parser.get_default)
-
-
-def _add_experimental(group: Experimental) -> None:
-    group.choice(
-        "--recovery",
-        ("light", "heavy", "respipe"),
-        "the plan after a failure: light (default): close to the old one; heavy: a new one; "
-        "respipe: the failed device's part goes to the device after it",
-        default="light",
-    )
-    group.value(
-        "--whole-copies N",
-        arguments.positive,
-        "keep a copy of everything in this device's memory, renewed about every N updates; "
-        "used when several devices fail at once",
-    )
-    add_asynchronous(group)
+def _options(own: Options) -> None:
+    arguments.add_script_options(own)
+    add_household(own.group("who trains"))
+    add_overrides(own.group("instead of what the script's Job says"))
+    add_files(own.group("files"))
+    arguments.add_node(own)
 
 
 def run(args: argparse.Namespace, output: Output) -> int:
@@ -268,3 +241,10 @@ class _Shown:
             self.step = event.step
         if not isinstance(event, Stopped | events.Error):
             self._output.show(event)
+
+
+COMMAND = Command(
+    *("train", run, "train a script's model with the household"),
+    *(_DESCRIPTION, _EXAMPLE, _options),
+    experimental=add_experimental,
+)

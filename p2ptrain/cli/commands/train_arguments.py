@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from p2ptrain.job.train_options import TrainOptions
 
 
-def add_household(parser: argparse.ArgumentParser) -> None:
-    group = Options(parser.add_argument_group("who trains"))
+def add_household(group: Options) -> None:
     group.value(
         "--wait-for N",
         arguments.positive,
@@ -73,7 +72,20 @@ def add_household(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_asynchronous(group: Options) -> None:
+def add_experimental(group: Options) -> None:
+    group.choice(
+        "--recovery",
+        ("light", "heavy", "respipe"),
+        "the plan after a failure: light (default): close to the old one; heavy: a new one; "
+        "respipe: the failed device's part goes to the device after it",
+        default="light",
+    )
+    group.value(
+        "--whole-copies N",
+        arguments.positive,
+        "keep a copy of everything in this device's memory, renewed about every N updates; "
+        "used when several devices fail at once",
+    )
     group.flag(
         "--vertical-sync",
         "with --mode async: all devices use weights of the same age for a batch (default: "
@@ -111,8 +123,7 @@ def add_asynchronous(group: Options) -> None:
     )
 
 
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    group = Options(parser.add_argument_group("instead of what the script's Job says"))
+def add_overrides(group: Options) -> None:
     group.value("--epochs E", arguments.positive, "how often to go through the data")
     group.value("--batch-size N", arguments.positive, "samples of one update")
     group.value(
@@ -124,8 +135,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     group.value("--steps S", arguments.positive, "stop after S updates in total")
 
 
-def add_files(parser: argparse.ArgumentParser) -> None:
-    group = Options(parser.add_argument_group("files"))
+def add_files(group: Options) -> None:
     group.value("--out FILE.safetensors", _weights_file, "write the weights here")
     group.value(
         "--checkpoint DIR",
