@@ -3,6 +3,9 @@ the words."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from p2ptrain import events
 from p2ptrain.markup import rounded
 from p2ptrain.net.forms import one_line
@@ -38,88 +41,33 @@ def describe(event: events.Event) -> str:
 
 
 def _describe(event: events.Event) -> str:
-    match event:
-        case events.Plan():
-            return "\n".join(plan_lines(event))
-        case (
-            events.Step()
-            | events.Eval()
-            | events.Waiting()
-            | events.Paused()
-            | events.Resumed()
-            | events.Failure()
-            | events.Recovered()
-            | events.Done()
-        ):
-            return _describe_job(event)
-        case events.Warning(message=message):
-            return f"note: {message}"
-        case events.Error(message=message):
-            return f"error: {message}"
-        case _:
-            return _describe_member(event)
+    say = _SENTENCES.get(type(event))
+    return f"{event.event}: {event.to_json()}" if say is None else say(event)
 
 
-def _describe_member(event: events.Event) -> str:
-    match event:
-        case events.Ready():
-            return f"{event.name} is ready at {event.address} port {event.port}"
-        case events.Device(reason=reason):
-            return reason
-        case events.Pairing(code=code):
-            return pairing_line(code)
-        case events.PairingFailed():
-            left = event.attempts_left  # the message says where none is
-            rest = {0: "", 1: " (1 try left)"}.get(left, f" ({left} tries left)")
-            return f"pairing failed: {event.message}{rest}"
-        case events.PairingClosed(reason=reason):
-            return f"No device can pair now: {reason}. To let one in, run  p2ptrain invite"
-        case events.Renamed():
-            return f"{event.previous} is another device's name: this one is now {event.name}"
-        case events.Coordinator() | events.Member(state="suspect"):
-            return ""  # the household sorts it out by itself
-        case events.Member():
-            return f"{event.name} {_MEMBER_WORDS.get(event.state, event.state)}"
-        case events.Condition():
-            return f"{event.name} {event.sentence or 'works fully again'}"
-        case events.Stopped():
-            return "stopped"
-        case _:
-            return f"{event.event}: {event.to_json()}"
+def _step(event: events.Step) -> str:
+    tokens = event.tokens_per_s
+    of_tokens = "" if tokens is None else f"  {tokens:,.0f} tokens/s"
+    speed = f"{event.samples_per_s:,.1f} samples/s{of_tokens}"
+    return f"step {event.step}  loss {event.loss:.4f}  {speed}"
 
 
-def _describe_job(
-    event: events.Step
-    | events.Eval
-    | events.Waiting
-    | events.Paused
-    | events.Resumed
-    | events.Failure
-    | events.Recovered
-    | events.Done,
-) -> str:
-    match event:
-        case events.Step():
-            tokens = event.tokens_per_s
-            of_tokens = "" if tokens is None else f"  {tokens:,.0f} tokens/s"
-            speed = f"{event.samples_per_s:,.1f} samples/s{of_tokens}"
-            return f"step {event.step}  loss {event.loss:.4f}  {speed}"
-        case events.Eval():
-            return f"step {event.step}  {metrics_text(event)}"
-        case events.Waiting():
-            return f"Training waits until {event.waiting_for} is back."
-        case events.Paused(by=by):
-            return f"Paused on {by}. The weights and the devices are kept."
-        case events.Resumed(by=by):
-            return f"Training continues, says {by}."
-        case events.Failure():
-            return f"Lost {event.name}. The others go on without it."
-        case events.Recovered():
-            again = f", {counted(event.replayed_steps, 'step')} repeated"
-            lost = f"{event.seconds:.1f} s lost{again if event.replayed_steps else ''}"
-            return f"Training continues ({lost})."
-        case events.Done():
-            return done_line(event)
+def _recovered(event: events.Recovered) -> str:
+    again = f", {counted(event.replayed_steps, 'step')} repeated"
+    lost = f"{event.seconds:.1f} s lost{again if event.replayed_steps else ''}"
+    return f"Training continues ({lost})."
+
+
+def _pairing_failed(event: events.PairingFailed) -> str:
+    left = event.attempts_left  # the message says where none is
+    rest = {0: "", 1: " (1 try left)"}.get(left, f" ({left} tries left)")
+    return f"pairing failed: {event.message}{rest}"
+
+
+def _member(event: events.Member) -> str:
+    if event.state == "suspect":
+        return ""  # the household sorts it out by itself
+    return f"{event.name} {_MEMBER_WORDS.get(event.state, event.state)}"
 
 
 def metrics_text(event: events.Eval) -> str:
@@ -205,3 +153,32 @@ def devices_text(stage: events.PlanStage) -> str:
 def counted(number: int, thing: str) -> str:
     """Such as `1 step` or `1,320 steps`."""
     return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
+_SENTENCES: Mapping[type[events.Event], Callable[[Any], str]] = {
+    events.Plan: lambda event: "\n".join(plan_lines(event)),
+    events.Step: _step,
+    events.Eval: lambda event: f"step {event.step}  {metrics_text(event)}",
+    events.Waiting: lambda event: f"Training waits until {event.waiting_for} is back.",
+    events.Paused: lambda event: f"Paused on {event.by}. The weights and the devices are kept.",
+    events.Resumed: lambda event: f"Training continues, says {event.by}.",
+    events.Failure: lambda event: f"Lost {event.name}. The others go on without it.",
+    events.Recovered: _recovered,
+    events.Done: done_line,
+    events.Warning: lambda event: f"note: {event.message}",
+    events.Error: lambda event: f"error: {event.message}",
+    events.Ready: lambda event: f"{event.name} is ready at {event.address} port {event.port}",
+    events.Device: lambda event: event.reason,
+    events.Pairing: lambda event: pairing_line(event.code),
+    events.PairingFailed: _pairing_failed,
+    events.PairingClosed: lambda event: (
+        f"No device can pair now: {event.reason}. To let one in, run  p2ptrain invite"
+    ),
+    events.Renamed: lambda event: (
+        f"{event.previous} is another device's name: this one is now {event.name}"
+    ),
+    events.Coordinator: lambda _: "",  # as of a member that is suspect
+    events.Member: _member,
+    events.Condition: lambda event: f"{event.name} {event.sentence or 'works fully again'}",
+    events.Stopped: lambda _: "stopped",
+}

@@ -99,7 +99,10 @@ def _devices(seen: Seen) -> tuple[DeviceView, ...]:
     ]
     known = {m.id for m in status.members}
     views += [
-        _absent(device, cut_off.get(device.id), names.index(device.name))
+        _device(
+            MemberStatus(device.name, device.id, "away"),
+            *(status.id, cut_off.get(device.id), None, names.index(device.name)),
+        )
         for device in seen.trusted
         if device.id not in known
     ]
@@ -154,30 +157,6 @@ def _device(
         card_used_bytes=member.memory.card_used_bytes,
         card_offered_bytes=member.memory.card_offered_bytes,
         card_needed_bytes=needed.get(member.name) if has_two else None,
-    )
-
-
-def _absent(device: DeviceStatus, reason: str | None, index: int) -> DeviceView:
-    """Trusted, and no member now."""
-    state = "away" if reason is None else "cut_off"
-    return DeviceView(
-        name=device.name,
-        id=device.id,
-        state=state,
-        is_here=False,
-        role="member",
-        kind=None,
-        threads=None,
-        memory_bytes=None,
-        needed_bytes=None,
-        alone_samples_per_s=None,
-        address=None,
-        interface=None,
-        version=None,
-        color=index % COLORS,
-        part=None,
-        tone=sentences.tone_of(state, has_part=False, is_training=False),
-        sentence=sentences.device_sentence(device.name, state, reason, None),
     )
 
 

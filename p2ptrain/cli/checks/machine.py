@@ -20,7 +20,7 @@ import psutil
 from p2ptrain import torch_version
 from p2ptrain._version import PROTOCOL_VERSION, __version__
 from p2ptrain.aio.tasks import run_in_background
-from p2ptrain.cli.checks.check import Check, bad, ok, warn
+from p2ptrain.cli.checks import Check, bad, ok, warn
 from p2ptrain.devices.drivers import NVIDIA_DRIVER
 from p2ptrain.errors import AcceleratorFailed, UserError, size_text
 from p2ptrain.process.confinement import Confinement, protections

@@ -22,7 +22,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from p2ptrain.cli.checks.check import Check, bad, ok, warn
+from p2ptrain.cli.checks import Check, bad, ok, warn
 from p2ptrain.errors import UserError
 from p2ptrain.mesh.config import DEFAULT_PORT
 from p2ptrain.mesh.discovery.interfaces import (

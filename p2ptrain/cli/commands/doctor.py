@@ -15,7 +15,7 @@ from p2ptrain.cli.output import Output
 from p2ptrain.cli.usage import DONE, Command
 
 if TYPE_CHECKING:
-    from p2ptrain.cli.checks.check import Check
+    from p2ptrain.cli.checks import Check
 
 _DESCRIPTION = """\
 Checks this device and its network: versions, clock, memory, accelerators, the state folder, the

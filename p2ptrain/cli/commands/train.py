@@ -15,6 +15,7 @@ from p2ptrain.api.loading import collector_at_rest, load_training
 from p2ptrain.api.sinks import asked_sinks
 from p2ptrain.cli import arguments
 from p2ptrain.cli.commands.train_arguments import (
+    NEW_FILES,
     add_experimental,
     add_files,
     add_household,
@@ -107,13 +108,11 @@ def _stopped_at(step: int, steps: int | None, args: argparse.Namespace) -> str:
 
 LOOK_SECONDS = 1.0
 
-_WRITTEN = ("write_profile", "write_cluster", "write_plan")
-
 
 def _keep_places(args: argparse.Namespace, folder: Path) -> None:
     """Where a script has changed the folder it runs in: what was meant in the one it began in."""
     if Path.cwd() != folder:
-        for name in ("out", "checkpoint", "resume", "plan", "trace", "log_dir", *_WRITTEN):
+        for name in (*NEW_FILES, "resume", "plan", "log_dir"):
             if getattr(args, name) is not None:
                 setattr(args, name, folder / getattr(args, name))
 

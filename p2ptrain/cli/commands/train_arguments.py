@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -205,16 +206,6 @@ def check_for_torch(args: argparse.Namespace) -> None:
 
 def check_options(args: argparse.Namespace) -> None:
     """Refuse what is wrong without the script before it is loaded, which may take a while."""
-    if args.local and args.wait_for > 1:
-        raise UsageError("--local trains on this device alone: leave out --wait-for")
-    if args.local and args.whole_copies is not None:
-        raise UsageError("--local trains on this device alone: leave out --whole-copies")
-    if len(args.device) > 1 and (args.local or args.engine == "torch"):
-        raise UsageError(
-            "--local, and each rank of --engine torch, computes on one device: name one"
-        )
-    if args.local and args.private:
-        raise UsageError("--local sends nothing anywhere: leave out --private")
     try:
         check_trackers(args.report_to)
         if args.notify is not None:
@@ -222,50 +213,68 @@ def check_options(args: argparse.Namespace) -> None:
     except OptionError as error:
         raise UsageError(str(error)) from error
     check_tiling(args)
+    wrong = [*_wrong_places(args), *_wrong_plan(args), *_wrong_asynchrony(args)]
+    if wrong:
+        raise UsageError(wrong[0])
+    check_folders(*(getattr(args, name) for name in NEW_FILES))
+    if args.plan is not None:
+        read_plan(args.plan, None)  # what is wrong with the file by itself
+
+
+_WRITTEN = ("write_profile", "write_cluster", "write_plan")
+
+NEW_FILES = ("out", "checkpoint", "trace", *_WRITTEN)
+
+
+def _wrong_places(args: argparse.Namespace) -> Iterator[str]:
+    """Where it trains, and files and folders."""
+    alone = "--local trains on this device alone: leave out"
+    if args.local and args.wait_for > 1:
+        yield f"{alone} --wait-for"
+    if args.local and args.whole_copies is not None:
+        yield f"{alone} --whole-copies"
+    if len(args.device) > 1 and (args.local or args.engine == "torch"):
+        yield "--local, and each rank of --engine torch, computes on one device: name one"
+    if args.local and args.private:
+        yield "--local sends nothing anywhere: leave out --private"
+    if args.checkpoint_every is not None and args.checkpoint is None:
+        yield "--checkpoint-every needs --checkpoint DIR"
+    for name in ("log_dir", "checkpoint"):
+        folder = getattr(args, name)
+        if folder is not None and folder.exists() and not folder.is_dir():
+            yield f"--{name.replace('_', '-')} {folder} is a file, not a folder"
+    if args.resume is not None and not args.resume.is_dir():
+        yield f"--resume {args.resume}: this folder does not exist"
+
+
+def _wrong_plan(args: argparse.Namespace) -> Iterator[str]:
+    """Planners, plans that are given, and dry runs."""
     if args.planner == "tiles" and (args.private or args.mode == "async"):
-        raise UsageError(
+        yield (
             "--planner tiles sends images to all devices and trains in sync: leave out "
             + ("--private" if args.private else "--mode async")
         )
     if args.planner == "dp" and args.private:
-        raise UsageError(
+        yield (
             "--planner dp sends raw inputs and labels to every device, which --private forbids: "
             "use --planner auto or pp"
         )
-    _check_plan(args)
-    _check_asynchronous(args)
-    _check_ftpipehd(args)
-    if args.checkpoint_every is not None and args.checkpoint is None:
-        raise UsageError("--checkpoint-every needs --checkpoint DIR")
+    for name in _WRITTEN:
+        if getattr(args, name) is not None and not args.dry_run:
+            yield f"--{name.replace('_', '-')} needs --dry-run"
     if args.dry_run and args.trace is not None:
-        raise UsageError("--dry-run trains nothing: leave out --trace")
-    if args.log_dir is not None and args.log_dir.exists() and not args.log_dir.is_dir():
-        raise UsageError(f"--log-dir {args.log_dir} is a file, not a folder")
-    check_folders(args.out, args.checkpoint, args.trace)
-    if args.checkpoint is not None and args.checkpoint.exists() and not args.checkpoint.is_dir():
-        raise UsageError(f"--checkpoint {args.checkpoint} is a file, not a folder")
-    if args.resume is not None and not args.resume.is_dir():
-        raise UsageError(f"--resume {args.resume}: this folder does not exist")
+        yield "--dry-run trains nothing: leave out --trace"
+    given = {
+        "--planner": args.planner != "auto",
+        "--mode auto": args.mode == "auto",
+        "--micro-batch": args.micro_batch is not None,
+    }
+    for name, is_given in given.items():
+        if args.plan is not None and is_given:
+            yield f"--plan says that already: leave out {name}"
 
 
-def _check_plan(args: argparse.Namespace) -> None:
-    written = [name for name in ("profile", "cluster", "plan") if getattr(args, f"write_{name}")]
-    if written and not args.dry_run:
-        raise UsageError(f"--write-{written[0]} needs --dry-run")
-    check_folders(*(getattr(args, f"write_{name}") for name in written))
-    if args.plan is None:
-        return
-    for name, is_given in (
-        ("--planner", args.planner != "auto"),
-        ("--mode auto", args.mode == "auto"),
-        ("--micro-batch", args.micro_batch is not None),
-    ):
-        if is_given:
-            raise UsageError(f"--plan says that already: leave out {name}")
-    read_plan(args.plan, None)  # what is wrong with the file by itself, before the script runs
-
-
-def _check_asynchronous(args: argparse.Namespace) -> None:
+def _wrong_asynchrony(args: argparse.Namespace) -> Iterator[str]:
     wanted = {
         "--vertical-sync": args.vertical_sync,
         "--versions": args.versions is not None,
@@ -274,31 +283,20 @@ def _check_asynchronous(args: argparse.Namespace) -> None:
     chosen = [name for name, is_wanted in wanted.items() if is_wanted]
     aggregates = ["--aggregate"] if args.aggregate is not None else []
     if args.mode == "sync" and (chosen or aggregates):
-        raise UsageError(f"{[*chosen, *aggregates][0]} needs --mode async")
+        yield f"{[*chosen, *aggregates][0]} needs --mode async"
     if args.mode == "auto" and args.no_stashing:
-        raise UsageError("--no-stashing is for comparisons and needs --mode async")
+        yield "--no-stashing is for comparisons and needs --mode async"
     if len(chosen) > 1:
-        raise UsageError(f"use either {chosen[0]} or {chosen[1]}, not both")
+        yield f"use either {chosen[0]} or {chosen[1]}, not both"
     if aggregates and chosen and chosen[0] != "--vertical-sync":
-        raise UsageError(
-            f"--aggregate needs older weights, which {chosen[0]} does not keep: leave out one"
-        )
-
-
-def _check_ftpipehd(args: argparse.Namespace) -> None:
+        yield f"--aggregate needs older weights, which {chosen[0]} does not keep: leave out one"
     if args.mode == "async" and args.planner == "ftpipehd" and not args.local:
         if args.whole_copies is not None:
-            raise UsageError(
-                "with --planner ftpipehd use --replicate CHAIN,WHOLE instead of --whole-copies"
-            )
+            yield "with --planner ftpipehd use --replicate CHAIN,WHOLE instead of --whole-copies"
         return
-    wanted = {
-        "--repartition": args.repartition,
-        "--replicate": args.replicate,
-    }
-    for name, value in wanted.items():
-        if value is not None:
-            raise UsageError(f"{name} needs --mode async --planner ftpipehd")
+    for name in ("repartition", "replicate"):
+        if getattr(args, name) is not None:
+            yield f"--{name} needs --mode async --planner ftpipehd"
 
 
 def _ftpipehd(args: argparse.Namespace) -> FtpipehdOptions:
@@ -342,39 +340,15 @@ def override(job: Job, args: argparse.Namespace) -> Job:
 
 
 def train_options(args: argparse.Namespace) -> TrainOptions:
-    """How to run the job."""
-    from p2ptrain.job.train_options import ReplanMethod, TrainOptions
-    from p2ptrain.model.wire.tensor_layout import WireFormat
+    """How to run the job: options of the same names, and what several of them mean together."""
+    from p2ptrain.job.train_options import TrainOptions
 
+    names = {field.name for field in dataclasses.fields(TrainOptions)}
+    same = {name: value for name, value in vars(args).items() if name in names}
     return TrainOptions(
-        wait_for=args.wait_for,
+        **same,
         wait_timeout_seconds=args.wait_timeout,
-        planner=args.planner,
-        steps=args.steps,
-        checkpoint=args.checkpoint,
-        checkpoint_every=args.checkpoint_every,
-        resume=args.resume,
-        out=args.out,
-        private=args.private,
-        local=args.local,
-        fresh=args.fresh,
         replan=not args.no_replan,
-        wire=WireFormat(args.wire),
-        recovery=ReplanMethod(args.recovery),
         asynchrony=_asynchrony(args),
-        mode=args.mode,
         ftpipehd=_ftpipehd(args),
-        whole_copies=args.whole_copies,
-        grid=args.grid,
-        groups=args.groups,
-        plan=args.plan,
-        trace=args.trace,
-        log_dir=args.log_dir,
-        report_to=tuple(args.report_to),
-        notify=args.notify,
-        engine=args.engine,
-        dry_run=args.dry_run,
-        write_profile=args.write_profile,
-        write_cluster=args.write_cluster,
-        write_plan=args.write_plan,
     )

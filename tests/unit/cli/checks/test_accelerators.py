@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from p2ptrain.cli.checks.check import Check, Severity
+from p2ptrain.cli.checks import Check, Severity
 from p2ptrain.cli.checks.machine import accelerators, examined
 from p2ptrain.devices.check import CheckReport
 from p2ptrain.devices.interface import ComputeDevice

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.cli.checks.check import Severity
+from p2ptrain.cli.checks import Severity
 from p2ptrain.cli.checks.machine import box, state_folder
 from p2ptrain.process.confinement import Confinement
 

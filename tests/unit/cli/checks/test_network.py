@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from p2ptrain.cli.checks import network
-from p2ptrain.cli.checks.check import Severity
+from p2ptrain.cli.checks import Severity, network
 from p2ptrain.cli.checks.network import firewall, link, links
 from p2ptrain.mesh.config import DEFAULT_PORT
 from p2ptrain.mesh.discovery.interfaces import InterfaceAddress
