@@ -6,7 +6,7 @@ import argparse
 import getpass
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -37,8 +37,6 @@ _EXAMPLE = """\
 _OF_THIS_COMMAND = ("--json", "--debug")
 
 _FOLDER = "--state-dir"
-
-Managers = dict[str, type[ServiceManager]]
 
 
 class _Keeps(Parser):
@@ -180,9 +178,8 @@ def _python() -> str:
 def _manager(name: str) -> ServiceManager:
     import platformdirs  # here, so that --help need not load it
 
-    from p2ptrain.cli.service.launchd import Launchd
+    from p2ptrain.cli.service.desktops import Launchd, TaskScheduler
     from p2ptrain.cli.service.systemd import Systemd
-    from p2ptrain.cli.service.task_scheduler import TaskScheduler
 
     home = Path.home()
     config = Path(os.environ.get("XDG_CONFIG_HOME") or home / ".config")
@@ -190,10 +187,11 @@ def _manager(name: str) -> ServiceManager:
     domain = os.environ.get("USERDOMAIN") if sys.platform == "win32" else None
     user = f"{domain}\\{getpass.getuser()}" if domain else getpass.getuser()
     account = Account(user, getattr(os, "getuid", int)(), home, config, logs)
-    kinds: Managers = {"darwin": Launchd, "win32": TaskScheduler}
-    make: Any = kinds.get(sys.platform, Systemd)
-    manager: ServiceManager = make(name, account)
-    return manager
+    kinds: Mapping[str, Callable[[str, Account], ServiceManager]] = {
+        "darwin": Launchd,
+        "win32": TaskScheduler,
+    }
+    return kinds.get(sys.platform, Systemd)(name, account)
 
 
 def _text(report: Report, manager: ServiceManager, *, of_install: bool) -> str:

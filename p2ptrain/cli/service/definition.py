@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Protocol
 
 from p2ptrain.errors import UserError
 
@@ -116,7 +116,7 @@ class AtBoot:
     by_hand: str
 
 
-class ServiceManager(Protocol):
+class ServiceManager(ABC):
     """Pure: what a system's manager of services reads, and what is to be asked of it.
 
     Attributes:
@@ -127,40 +127,50 @@ class ServiceManager(Protocol):
         at_boot: None where services of users only start when they log in.
     """
 
-    tried: bool
-    starts: str
+    tried = False
+    starts = "when you log in"
     file: Path
-    others: tuple[Path, ...]
+    others: tuple[Path, ...] = ()
     logs: str
-    at_boot: AtBoot | None
+    at_boot: AtBoot | None = None
 
+    @abstractmethod
     def probe(self) -> ProgramCall:
         """Succeeds where services of this user can be managed."""
 
+    @abstractmethod
     def refusal(self, answer: ProgramAnswer) -> str:
         """Why they cannot, and what to do."""
 
+    @abstractmethod
     def content(self, service: Service, *, turned_on: bool) -> bytes:
         """The file; `turned_on` notes that `at_boot` was turned on for it."""
 
     def turned_on(self, content: bytes) -> bool:
-        """Whether that was noted."""
+        """Whether that was noted; nothing is turned on where there is no `at_boot`."""
+        return False
 
+    @abstractmethod
     def program(self, content: bytes) -> str:
         """The Python that the file starts; "" where it does not say."""
 
+    @abstractmethod
     def start(self) -> Sequence[ProgramCall]:
         """Let the service run, now and from now on; one that runs starts again."""
 
+    @abstractmethod
     def stop(self) -> Sequence[ProgramCall]:
         """End it for good, gracefully where the system can."""
 
     def forget(self) -> Sequence[ProgramCall]:
         """After its file is gone."""
+        return ()
 
+    @abstractmethod
     def look(self) -> Sequence[ProgramCall]:
         """What `seen` reads."""
 
+    @abstractmethod
     def seen(self, answers: Sequence[ProgramAnswer]) -> ServiceView:
         """What the answers to `look` mean."""
 

@@ -8,7 +8,6 @@ MemoryDenyWriteExecute: torch compiles kernels while it runs.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from p2ptrain.cli.service.definition import (
     DESCRIPTION,
@@ -19,6 +18,7 @@ from p2ptrain.cli.service.definition import (
     ProgramAnswer,
     ProgramCall,
     Service,
+    ServiceManager,
     ServiceView,
     State,
     writable,
@@ -63,12 +63,10 @@ TurnedLingerOn={turned_on}
 _PROPERTIES = "LoadState,ActiveState,SubState,Result,ExecMainStatus"
 
 
-class Systemd:
+class Systemd(ServiceManager):
     """The user's own manager, `systemctl --user`."""
 
     tried = True
-    starts = "when you log in"
-    others: tuple[Path, ...] = ()
 
     def __init__(self, name: str, account: Account) -> None:
         """For the service `name` of `account`."""
@@ -76,7 +74,7 @@ class Systemd:
         self._unit = f"{name}.service"
         self.file = account.config / "systemd" / "user" / self._unit
         self.logs = f"journalctl --user-unit {self._unit} --follow"
-        self.at_boot: AtBoot | None = AtBoot(
+        self.at_boot = AtBoot(
             ask=ProgramCall(("loginctl", "show-user", account.name, "--property=Linger")),
             is_on="Linger=yes",
             on=ProgramCall(("loginctl", "--no-ask-password", "enable-linger", account.name)),

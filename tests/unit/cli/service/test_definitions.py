@@ -18,9 +18,8 @@ from p2ptrain.cli.service.definition import (
     State,
     service_name,
 )
-from p2ptrain.cli.service.launchd import Launchd
+from p2ptrain.cli.service.desktops import NAMESPACE, Launchd, TaskScheduler
 from p2ptrain.cli.service.systemd import Systemd
-from p2ptrain.cli.service.task_scheduler import NAMESPACE, TaskScheduler
 from p2ptrain.errors import UserError
 
 ACCOUNT = Account("kim", 1000, Path("/home/kim"), Path("/home/kim/.config"), Path("/home/kim/logs"))

@@ -1,27 +1,112 @@
-"""A task of Windows' Task Scheduler (its schema: MS-TSCH 2.5); it runs while its user does.
+"""Services that start when their user logs in: macOS's launch agents and Windows' tasks.
 
-schtasks answers in the user's language, so PowerShell is asked for states and numbers. `schtasks
-/End` ends the process without a signal: for the household that device dies.
+A launch agent is a property list (launchd.plist(5)); a task is XML (MS-TSCH 2.5). schtasks answers
+in the user's language, so PowerShell is asked for states and numbers. `schtasks /End` ends the
+process without a signal: for the household that device dies.
 """
 
 from __future__ import annotations
 
+import plistlib
+import re
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 from xml.etree import ElementTree
+from xml.parsers.expat import ExpatError
 
 from p2ptrain.cli.service.definition import (
     DESCRIPTION,
+    LEAVE_SECONDS,
+    RETRY_SECONDS,
     Account,
-    AtBoot,
     ProgramAnswer,
     ProgramCall,
     Service,
+    ServiceManager,
     ServiceView,
     State,
     writable,
 )
+
+
+class Launchd(ServiceManager):
+    """The user's own domain, `gui/UID`."""
+
+    def __init__(self, name: str, account: Account) -> None:
+        """For the service `name` of `account`."""
+        self._name = name
+        self._domain = f"gui/{account.uid}"
+        self._target = f"{self._domain}/{name}"
+        self.file = account.home / "Library" / "LaunchAgents" / f"{name}.plist"
+        self._log = account.home / "Library" / "Logs" / f"{name}.log"
+        self.others = (self._log,)
+        self.logs = f"tail -f '{self._log}'"
+
+    def probe(self) -> ProgramCall:
+        """Ask for the user's domain."""
+        return ProgramCall(("launchctl", "print", self._domain))
+
+    def refusal(self, answer: ProgramAnswer) -> str:
+        """No launchd, or no user has logged in."""
+        if answer.code is None:
+            return "launchctl is missing, which every macOS has: start  p2ptrain join  yourself"
+        return (
+            f"launchd has no session for you ({answer.text or 'no answer'}): log in at the Mac's "
+            "own screen, not only by ssh, and try again"
+        )
+
+    def content(self, service: Service, *, turned_on: bool) -> bytes:
+        """The property list."""
+        return plistlib.dumps(
+            {
+                "Label": self._name,
+                "ProgramArguments": [*writable(service.words)],
+                "RunAtLoad": True,
+                "KeepAlive": {"SuccessfulExit": False},
+                "ThrottleInterval": RETRY_SECONDS,
+                "ExitTimeOut": LEAVE_SECONDS,
+                "ProcessType": "Interactive",  # else macOS throttles what computes
+                "Umask": 0o077,
+                "StandardOutPath": str(self._log),
+                "StandardErrorPath": str(self._log),
+            }
+        )
+
+    def program(self, content: bytes) -> str:
+        """The first of its arguments."""
+        try:
+            return str(plistlib.loads(content)["ProgramArguments"][0])
+        except (plistlib.InvalidFileException, ExpatError, ValueError, LookupError, TypeError):
+            return ""  # it has been changed by hand
+
+    def start(self) -> Sequence[ProgramCall]:
+        """Load the agent, which starts it."""
+        load = ProgramCall(("launchctl", "bootstrap", self._domain, str(self.file)))
+        return *self.stop(), ProgramCall(("launchctl", "enable", self._target)), load
+
+    def stop(self) -> Sequence[ProgramCall]:
+        """SIGTERM, and unload it."""
+        return (ProgramCall(("launchctl", "bootout", self._target), must=False),)
+
+    def look(self) -> Sequence[ProgramCall]:
+        """The agent as launchd has it, and the end of its log."""
+        last = ProgramCall(("tail", "-n", "1", str(self._log)), must=False)
+        return ProgramCall(("launchctl", "print", self._target), must=False), last
+
+    def seen(self, answers: Sequence[ProgramAnswer]) -> ServiceView:
+        """From launchd's text for people: its first `state =` and `last exit code =`."""
+        about, log = answers
+        last = log.text.strip() if log.code == 0 else ""
+        if about.code != 0:
+            return ServiceView(State.MISSING)
+        if re.search(r"^\s*state = running", about.text, re.M):
+            return ServiceView(State.RUNNING, last_line=last)
+        code = re.search(r"^\s*last exit code = (\d+)", about.text, re.M)
+        if code is None or code[1] == "0":
+            return ServiceView(State.STOPPED, last_line=last)
+        why = f"exit code {code[1]}; it starts again every {RETRY_SECONDS} s"
+        return ServiceView(State.FAILED, why, last)
+
 
 NAMESPACE = "http://schemas.microsoft.com/windows/2004/02/mit/task"
 
@@ -44,12 +129,8 @@ _FINE = (0, 267009, 267011, 267014)
 """Last results that are no failure: it runs, it has not run yet, the user has ended it."""
 
 
-class TaskScheduler:
+class TaskScheduler(ServiceManager):
     """One task, named as the service."""
-
-    tried = False
-    starts = "when you log in"
-    at_boot: AtBoot | None = None
 
     def __init__(self, name: str, account: Account) -> None:
         """For the service `name` of `account`."""
@@ -58,7 +139,7 @@ class TaskScheduler:
         self._end = ProgramCall(("schtasks", "/End", "/TN", name), must=False)
         self.file = account.logs / f"{name}.xml"
         self._log = account.logs / f"{name}.log"
-        self.others: tuple[Path, ...] = (self._log,)
+        self.others = (self._log,)
         self.logs = f'powershell Get-Content -Wait -Tail 20 "{self._log}"'
 
     def probe(self) -> ProgramCall:
@@ -93,10 +174,6 @@ class TaskScheduler:
         text = ElementTree.tostring(task, encoding="unicode")
         return f'<?xml version="1.0" encoding="UTF-16"?>\n{text}\n'.encode("utf-16")
 
-    def turned_on(self, content: bytes) -> bool:
-        """There is nothing to turn on."""
-        return False
-
     def program(self, content: bytes) -> str:
         """Its command."""
         try:
@@ -113,10 +190,6 @@ class TaskScheduler:
     def stop(self) -> Sequence[ProgramCall]:
         """End and delete it."""
         return self._end, ProgramCall(("schtasks", "/Delete", "/TN", self._name, "/F"), must=False)
-
-    def forget(self) -> Sequence[ProgramCall]:
-        """Nothing is left."""
-        return ()
 
     def look(self) -> Sequence[ProgramCall]:
         """State and last result, a line each, and the end of the log."""
