@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from functools import partial
 from typing import TYPE_CHECKING
 
 from p2ptrain import events
@@ -24,7 +23,7 @@ from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.host_process import use_threads
-from p2ptrain.profiling.fitness import UnfitKind, misfit, no_kind
+from p2ptrain.profiling.fitness import misfit
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
 from p2ptrain.worker.leave import OrphanedJobs, ask_to_leave, hand_over
@@ -48,7 +47,6 @@ class DeviceServices:
         emit: called when a job that this device has a part in stands still, or cannot let it go.
         box: where models of others are measured; None: in the thread that computes.
         device: what it computes on.
-        unfit: (operators, types) of a model -> why the device may not compute it, or None.
     """
 
     def __init__(
@@ -63,7 +61,6 @@ class DeviceServices:
         emit: Callable[[Event], None] | None = None,
         box: Box | None = None,
         device: ComputeDevice = HOST,
-        unfit: UnfitKind = no_kind,
     ) -> None:
         if threads is not None:
             use_threads(threads)
@@ -73,9 +70,8 @@ class DeviceServices:
         ceiling = MemoryCeiling()
         self.compute = ComputeThread(after=ceiling.look, device=device, lost=self._lost)
         cache = profiles or ProfileCache(None)
-        judge = partial(misfit, unfit)
         self.service = WorkerService(
-            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box, judge
+            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box, misfit
         )
         self._coordinator = CoordinatorService(mesh, self.service.due)
         self._orphaned = OrphanedJobs(mesh, self.service, jobs)

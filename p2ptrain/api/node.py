@@ -497,7 +497,6 @@ class Node:
             emit=self._notify,
             box=box,
             device=self._chosen.device,
-            unfit=self._chosen.unfit,
         )
         for kind, route in member.routes.items():
             self._mesh.route(kind, route.handler, route.parts)

@@ -134,7 +134,6 @@ async def train_alone(
         memory_bytes=node_options.get("memory_bytes"),
         threads=threads,
         device=chosen.device,
-        unfit=chosen.unfit,
         emit=emit,
     )
     for kind, route in member.routes.items():

@@ -11,6 +11,7 @@ from typing import Annotated, Any, TypeAlias
 from p2ptrain.coordinator.memory_model import reserved_bytes
 from p2ptrain.coordinator.profile_pooling import DeviceProfile, pool_profiles
 from p2ptrain.errors import OptionError, PlanError
+from p2ptrain.messages.job_requests import samples_per_s
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.forms import Count, Key, Positive, Range, Text
 from p2ptrain.net.read_form import read_form
@@ -60,13 +61,8 @@ class MeasuredDevice:
 
     @property
     def samples_per_s(self) -> float | None:
-        """What it would do alone, in its largest measured batch; None where it was not measured."""
-        times = self.measured.get("times")
-        if not times:
-            return None
-        size = max(times, key=int)
-        seconds = sum(sum(times[size][part]) for part in ("forward", "backward"))
-        return int(size) / seconds if seconds > 0 else None
+        """What it would do alone; None where it was not measured."""
+        return samples_per_s(self.measured)
 
     def with_less_memory(
         self, short: MemoryShortage, share: float = HOME.less_memory_share

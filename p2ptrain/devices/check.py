@@ -9,7 +9,7 @@ now and then, and since recovery repeats updates and expects the same bits.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import isnan
@@ -59,32 +59,16 @@ class CheckReport:
         """The processor is faster."""
         return 0 < self.speedup < 1
 
-    def unfit(self, operators: Iterable[str], dtypes: Iterable[str] = ()) -> str | None:
-        """Why it must not compute a model; None where it may.
-
-        Args:
-            operators: of the model's graphs, such as "aten.linear.default".
-            dtypes: of its values, such as "bfloat16".
-        """
-        used = {operator_name(operator) for operator in operators}
-        in_half = "bfloat16" in set(dtypes)
-        wrong = [
-            f"{kind} ({why})"
-            for kind, why in self.failures.items()
-            if used & _operators_of(kind) and (in_half or not kind.endswith(_HALF))
-        ]
-        return f"it computes wrong: {', '.join(wrong)}" if wrong else None
-
-
-def operator_name(operator: str) -> str:
-    """Such as "linear" of "aten.linear.default"; in place or not."""
-    parts = operator.split(".")
-    return (parts[1] if len(parts) > 1 else parts[0]).rstrip("_")
-
-
-def _operators_of(kind: str) -> frozenset[str]:
-    name = kind.removesuffix(_HALF)
-    return next((case.operators for case in CASES if case.kind == name), frozenset())
+    @property
+    def wrong_operators(self) -> Mapping[str, bool]:
+        """As `ComputeDevice.wrong`."""
+        known = {case.kind: case.operators for case in CASES}
+        kinds = sorted(self.failures, key=lambda kind: not kind.endswith(_HALF))
+        return {
+            name: kind.endswith(_HALF)
+            for kind in kinds
+            for name in known.get(kind.removesuffix(_HALF), ())
+        }
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ the two memories are one, and nothing is copied or waited for.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TypeAlias, TypeVar
 
 import torch
@@ -98,6 +99,8 @@ class ComputeDevice(ABC):
         is_in_host_memory: of an accelerator: what it takes is taken of the host's memory.
         lacks: types of numbers that it has not, such as "float64".
         nvidia_id: as NVIDIA's driver names it; None where that has no part.
+        wrong: by `operator_name`, what stages compute on the host because the device does it wrong
+            -> whether that is so in bfloat16 alone.
     """
 
     name: str
@@ -108,6 +111,7 @@ class ComputeDevice(ABC):
     is_in_host_memory: bool = False
     lacks: frozenset[str] = frozenset()
     nvidia_id: str | None = None
+    wrong: Mapping[str, bool] = MappingProxyType({})
 
     @abstractmethod
     def host_buffer(self, elements: int, dtype: torch.dtype) -> Tensor:
@@ -185,6 +189,14 @@ class ComputeDevice(ABC):
         result = function()
         watch.stop()
         return result, watch
+
+
+def operator_name(operator: str) -> str:
+    """Such as "linear" of "aten.linear.default", in place or not, or of a backward that a model
+    brings; "" where it is none of torch's."""
+    library, _, rest = operator.partition(".")
+    name = rest.partition(".")[0].rstrip("_")
+    return name.removesuffix("_data").removesuffix("_backward") if library == "aten" else ""
 
 
 def tells_of_failure(error: BaseException) -> bool:

@@ -30,17 +30,25 @@ class ChosenDevice:
     Attributes:
         reason: one line for the user; empty where nothing but the processor is here.
         is_odd: the user may have expected something else.
-        report: what of it was found right; None: the processor.
     """
 
     device: ComputeDevice = HOST
     reason: str = ""
     is_odd: bool = False
-    report: CheckReport | None = None
 
-    def unfit(self, operators: Iterable[str], dtypes: Iterable[str] = ()) -> str | None:
-        """Why the processor has to compute these; None where the device may."""
-        return None if self.report is None else self.report.unfit(operators, dtypes)
+    @classmethod
+    def checked(cls, device: ComputeDevice, report: CheckReport, shown: str) -> ChosenDevice:
+        """An accelerator; what it computes wrong is its host's from now on.
+
+        It is of another kind then: its bits are those of both.
+        """
+        reason = f"{shown}: used"
+        if report.failures:
+            device.wrong = report.wrong_operators
+            device.kind = f"{device.kind}, CPU: {', '.join(report.failures)}"
+            named = (f"{kind} ({why})" for kind, why in report.failures.items())
+            reason += f", but the CPU computes what it computes wrong: {', '.join(named)}"
+        return cls(device, reason, bool(report.failures))
 
 
 Check = Callable[[ComputeDevice, str], CheckReport]
@@ -87,8 +95,7 @@ class DeviceChooser:
             raise DeviceUnusable(f"device {request}: {wanted.title}: {error}") from error
         if (useless := report.useless) is not None:
             raise DeviceUnusable(f"device {request}: {wanted.title} {useless}: take --device cpu")
-        reason = f"{room_text(wanted, memory)}: used{_but(report)}"
-        return ChosenDevice(device, reason, bool(report.failures), report)
+        return ChosenDevice.checked(device, report, room_text(wanted, memory))
 
     def _best(self, probed: Mapping[str, FamilyProbe]) -> ChosenDevice:
         refused: list[str] = []
@@ -120,8 +127,7 @@ class DeviceChooser:
         if report.is_slow:
             integrated = "integrated GPU " if one.is_integrated else ""
             return f"{integrated}{one.title}: slower than this CPU, not used"
-        reason = f"{shown}: used{_but(report)}"
-        return ChosenDevice(device, reason, bool(report.failures), report)
+        return ChosenDevice.checked(device, report, shown)
 
 
 def candidate(request: DeviceRequest, probe: FamilyProbe) -> Accelerator:
@@ -162,11 +168,3 @@ def room_text(one: Accelerator, memory: DeviceMemory) -> str:
     """Such as "NVIDIA GeForce RTX 3060, 11.2 of 12.6 GB free"."""
     free, total = (f"{part / 1e9:.1f}" for part in (memory.free_bytes, memory.total_bytes))
     return f"{one.title}, {free} of {total} GB free"
-
-
-def _but(report: CheckReport) -> str:
-    if not report.failures:
-        return ""
-    return (
-        f", but it computes wrong: {', '.join(report.failures)}; models with these stay on the CPU"
-    )

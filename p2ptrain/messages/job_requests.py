@@ -178,6 +178,16 @@ class ProfileAnswer(Blob):
     compute: ComputeKind = PROCESSOR
 
 
+def samples_per_s(measured: Mapping[str, Any]) -> float | None:
+    """Of the whole model, in its largest measured batch; None where it was not measured."""
+    times = measured.get("times")
+    if not times:
+        return None
+    size = max(times, key=int)
+    seconds: float = sum(sum(times[size][part]) for part in ("forward", "backward"))
+    return int(size) / seconds if seconds > 0 else None
+
+
 @dataclass(frozen=True, slots=True)
 class LinksAsked(FrameFields):
     """Measure what can be sent to some members; `again`: keep the faster of both measurements."""

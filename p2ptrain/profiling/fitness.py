@@ -1,7 +1,8 @@
-"""Whether an accelerator may compute a model: by the kinds of its operators, then by its own units.
+"""Whether an accelerator may compute a model.
 
-`devices.check` knows which kinds of computations an accelerator gets wrong. A model may have others
-and sizes of its own, so its units run once on both, with made-up weights and samples:
+`devices.check` knows which kinds of computations an accelerator gets wrong, and stages leave these
+to the host. A model may have others and sizes of its own, so its units run once on both, with
+made-up weights and samples:
 
     unit 0    here, there: forward, made-up gradients, backward; compared
     unit 1    the same, with what unit 0 gave here
@@ -19,15 +20,12 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from p2ptrain.devices.interface import ComputeDevice, Value, tells_of_failure
+from p2ptrain.devices.interface import ComputeDevice, Value, operator_name, tells_of_failure
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import Argument, BackwardGraph, GraphNode
 from p2ptrain.model.stage.failures import OPERATORS_RAISE, failure_text
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.profiling.unit_chain import UnitChain
-
-UnfitKind: TypeAlias = Callable[[Iterable[str], Iterable[str]], str | None]
-"""(operators, types) of a model -> which kind of computation in it a device has wrong."""
 
 Judge: TypeAlias = Callable[[ModelDescription, ComputeDevice], str | None]
 """Why a device may not compute a model; None where it may."""
@@ -58,32 +56,25 @@ class FitnessLimits:
     draws: int = 2
 
 
-def no_kind(_operators: Iterable[str], _dtypes: Iterable[str]) -> str | None:
-    """No kind of computation is known to be wrong."""
-    return None
-
-
 def fit_for_all(_description: ModelDescription, _device: ComputeDevice) -> str | None:
     """It may compute every model."""
     return None
 
 
-def misfit(unfit: UnfitKind, description: ModelDescription, device: ComputeDevice) -> str | None:
+def misfit(description: ModelDescription, device: ComputeDevice) -> str | None:
     """Why the device may not compute that model; None where it may. In the compute thread.
 
     Raises:
         AcceleratorFailed: the device fails altogether.
     """
-    dtypes = dtypes_of(description)
-    if lacking := sorted(device.lacks & dtypes):
+    if lacking := sorted(device.lacks & dtypes_of(description)):
         return f"it has no {', '.join(lacking)}"
-    by_kind = unfit(operators_of(description), dtypes)
-    return by_kind or disagreement(description, device, COMPARED_SAMPLES)
+    return disagreement(description, device, COMPARED_SAMPLES)
 
 
-def operators_of(description: ModelDescription) -> frozenset[str]:
-    """Of its graphs, such as "aten.linear.default"; of backwards that it brings too."""
-    return frozenset(node.operator for node in _nodes(description))
+def names_of_operators(description: ModelDescription) -> frozenset[str]:
+    """As `operator_name` has them; of backwards that it brings too."""
+    return frozenset(operator_name(node.operator) for node in _nodes(description))
 
 
 def dtypes_of(description: ModelDescription) -> frozenset[str]:

@@ -21,7 +21,7 @@ import torch
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
 from p2ptrain.devices.request import MACHINE_VARIABLE
-from p2ptrain.errors import TrainingError, UserError
+from p2ptrain.errors import TooLarge, TrainingError, UserError, size_text
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.model.graph.description import ModelDescription
@@ -182,11 +182,16 @@ async def measure(
     whose times are of a first pass, "faster": from how many samples on which units cost less at
     once (`measure_units.py`), and "processor": its kind. It takes at most about `memory_bytes`,
     whatever the model's size.
+
+    Raises:
+        TooLarge: of an accelerator, it does not fit there.
     """
     device = compute.device
     key = _key(description.digest, batch_sizes, device)
     known = cache.get(key)
     if known is not None and is_complete(known):
+        if not device.is_host and not has_room(known, memory_bytes):
+            raise TooLarge(f"{size_text(memory_bytes)} of its memory are left")
         return known
 
     limits = cache.measuring
@@ -283,6 +288,18 @@ def at_share(measured: Mapping[str, Any], share: float) -> Mapping[str, Any]:
         for size, parts in measured["times"].items()
     }
     return {**measured, "times": times, "wall_by_cpu": measured["wall_by_cpu"] / share}
+
+
+def has_room(measured: Mapping[str, Any], memory_bytes: int) -> bool:
+    """Whether the largest unit fits there, as when it was measured, with the fewest samples."""
+    size = min(map(int, measured.get("times", ())), default=0)
+    needed = (
+        unit["parameter_bytes"]
+        + unit["trainable_bytes"]
+        + size * (unit["activation_bytes"] + (unit.get("passing_bytes") or 0))
+        for unit in measured.get("units", ())
+    )
+    return max(needed, default=0) <= memory_bytes
 
 
 def is_complete(measured: Mapping[str, Any]) -> bool:

@@ -17,7 +17,6 @@ from typing import Any
 
 from p2ptrain import events
 from p2ptrain.aio.tasks import TaskOwner, run_in_background
-from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.request import MACHINE_VARIABLE
 from p2ptrain.errors import Error, ProtocolError, TooLarge, TrainingError, size_text
 from p2ptrain.events import Event
@@ -29,6 +28,7 @@ from p2ptrain.messages.job_requests import (
     ModelRequest,
     ProfileAnswer,
     ProfileAsked,
+    samples_per_s,
 )
 from p2ptrain.messages.kinds import FETCH_MODEL, MEASURE_LINKS, MEASURE_PROFILE, MODEL_LIMIT_BYTES
 from p2ptrain.model.graph.decoding import decode_model
@@ -42,13 +42,14 @@ from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.memory_budget import is_out_of_memory
-from p2ptrain.profiling.fitness import Judge, fit_for_all
+from p2ptrain.profiling.fitness import Judge, fit_for_all, names_of_operators
 from p2ptrain.profiling.measure_units import work_on
 from p2ptrain.profiling.profile_cache import (
     MAX_SECONDS,
     ProfileCache,
     accelerator_sizes,
     at_share,
+    has_room,
     measure,
 )
 from p2ptrain.recovery.compute_kind import KIND_LIMIT, ComputeKind
@@ -95,6 +96,7 @@ class DeviceProfiler:
         self.memory = JobMemory(compute, memory_bytes, ceiling)
         self._judges = judge
         self._verdicts: dict[str, str | None] = {}  # by digest: why the processor computes it
+        self._raced: str | None = None  # digest of what both have been timed with
         self._known = known or KnownModel()
         self._fetched: dict[str, FetchedModel] = {}  # by digest
         self._emit = emit
@@ -131,9 +133,13 @@ class DeviceProfiler:
         else:
             if box is not None:
                 await self._try_in_box(asked, box)
-            await self.model(digest, asked.holder)  # here it is judged
-            measured, memory = await self._measure_somewhere(asked)
+            description = await self.model(digest, asked.holder)  # here it is judged
+            measured, memory = await self._measure_somewhere(asked, description)
             kind = self._kind
+            if measured and asked.company:
+                room, device = memory.compute_bytes, self._compute.device
+                work = work_on(description, _middle_size(measured), room, device)
+                self._company.begin(self._company.steps(work))
         if self._compute.device.is_host:  # an accelerator does not rest
             measured = at_share(measured, self._compute.share)
         taken = self.memory.note_taken()
@@ -142,42 +148,51 @@ class DeviceProfiler:
         return Message(MEASURE_PROFILE, {}, (answer.to_part(),))
 
     async def _measure_somewhere(
-        self, asked: ProfileAsked
+        self, asked: ProfileAsked, description: ModelDescription
     ) -> tuple[Mapping[str, Any], MemoryBudgets]:
-        """On the processor, where the accelerator has not all that the model needs."""
+        """On the processor, where the accelerator has not all that the model needs, or is slower.
+
+        What it leaves to the host may cost more than it gains. That is looked at once for a model.
+        """
+        card = self._compute.device
+        leaves = card.wrong and card.wrong.keys() & names_of_operators(description)
         try:
-            return await self._measure_here(asked, self._compute.device)
+            measured, memory = await self._measure_here(asked, description)
+            if not (leaves and measured) or asked.digest == self._raced:
+                return measured, memory
+            why = ""
         except (TrainingError, TooLarge, RuntimeError) as error:
             known = isinstance(error, Error)
-            if self._compute.device.is_host or not (known or is_out_of_memory(error)):
+            if card.is_host or not (known or is_out_of_memory(error)):
                 raise
             left = f"{size_text(self.memory.budgets().compute_bytes)} of its memory are left"
-            title, why = self._compute.device.title, str(error) if known else left
-        self._verdicts = {asked.digest: why}
+            why = str(error) if known else left
         self._compute.use_processor(True)
-        measured = await self._measure_here(asked, self._compute.device)
-        self._warn_misfit(title, why)
-        return measured
+        beside = await self._measure_here(asked, description)
+        beside_speed = samples_per_s(at_share(beside[0], self._compute.share)) or 0.0
+        if not why and (samples_per_s(measured) or 0.0) >= beside_speed:
+            self._raced = asked.digest
+            self._compute.use_processor(False)
+            return measured, memory
+        why = why or "it is slower than the CPU, to which it leaves what it computes wrong"
+        self._verdicts = {asked.digest: why}
+        self._warn_misfit(card.title, why)
+        return beside
 
     async def _measure_here(
-        self, asked: ProfileAsked, device: ComputeDevice
+        self, asked: ProfileAsked, description: ModelDescription
     ) -> tuple[Mapping[str, Any], MemoryBudgets]:
         """In the thread that computes; and the memory left then."""
         budget, sizes = self.memory.budgets().compute_bytes, asked.batch_sizes
-        description = await self.model(asked.digest, asked.holder)
         measured: Mapping[str, Any] = {}
         if sizes:
-            if not device.is_host:
+            if not self._compute.device.is_host:
                 sizes = tuple(accelerator_sizes(sizes, asked.most))
             self._check_own(asked.digest, sizes)
             measured = await self._measured(
                 description, sizes, budget, largest_second=asked.largest_second
             )
-        memory = self.memory.budgets()
-        if measured and asked.company:
-            size, room = _middle_size(measured), memory.compute_bytes
-            self._company.begin(self._company.steps(work_on(description, size, room, device)))
-        return measured, memory
+        return measured, self.memory.budgets()
 
     async def _measure_boxed(
         self, asked: ProfileAsked, box: UnaskedWork
@@ -270,10 +285,13 @@ class DeviceProfiler:
         away = {m.id for m in self._mesh.members.values() if m.state in GONE}
         kind, offer = self._kind, self._offers.get(digest)
         is_now = offer is not None and offer.kind == kind  # an accelerator may have failed since
+        memory = NO_MEMORY if offer is None else self.memory.still_offered(offer.memory)
+        if offer is not None and not self._compute.device.is_host:  # or others have filled it
+            is_now = is_now and has_room(offer.measured, memory.compute_bytes)
         return replace(
             state_report,
             linked=state_report.linked - away,
-            memory=NO_MEMORY if offer is None else self.memory.still_offered(offer.memory),
+            memory=memory,
             taken_bytes=0 if offer is None else offer.taken_bytes,
             speeds=tuple((peer, *speed) for peer, speed in self._speeds.items()),
             measured=offer.measured or None if offer is not None and is_now else None,

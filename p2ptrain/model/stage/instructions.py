@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
+from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import InternalError
 from p2ptrain.model.graph.effects import written_leaves
@@ -29,6 +31,7 @@ from p2ptrain.model.graph.nodes import (
 )
 from p2ptrain.model.graph.operators import resolve
 from p2ptrain.model.graph.values import Polynomial
+from p2ptrain.model.stage.host_operators import where_right
 
 Registers: TypeAlias = list[Any]
 
@@ -92,11 +95,11 @@ class BoundBackward:
         graph: BackwardGraph,
         batch: Sizes,
         computing: Callable[[GraphNode], Callable[..., Any]] | None = None,
-        place: torch.device = HOST.place,
+        device: ComputeDevice = HOST,
     ) -> None:
-        """`computing`: what computes a node, instead of its operator; `place`: as `bind`."""
+        """`computing`: what computes a node, instead of its operator; `device`: as `bind`."""
         self.graph, self.batch = graph, batch
-        nodes, call = graph.nodes, computing or call_of
+        nodes, call = graph.nodes, computing or partial(call_on, device)
         leaving = [gradient for gradient in graph.gradients if gradient is not None]
         self._gradients = graph.gradients
         self._registers = allocate(nodes, 0, [g for g in leaving if isinstance(g, InputRef)])
@@ -106,7 +109,7 @@ class BoundBackward:
             bind(
                 *(node, index, self._registers, batch, free.get(index, ())),
                 call=call(node),
-                place=place,
+                device=device,
             )
             for index, node in enumerate(nodes)
         ]
@@ -134,6 +137,11 @@ def call_of(node: GraphNode) -> Callable[..., Any]:
     return call._op if isinstance(call, OpOverload) else call
 
 
+def call_on(device: ComputeDevice, node: GraphNode) -> Callable[..., Any]:
+    """The same for a node on that device."""
+    return where_right(node, device, call_of(node))
+
+
 def bind(
     node: GraphNode,
     index: int,
@@ -143,7 +151,7 @@ def bind(
     *,
     call: Callable[..., Any] | None = None,
     weighs: bool = False,
-    place: torch.device = HOST.place,
+    device: ComputeDevice = HOST,
 ) -> GraphInstruction:
     """The instruction of the node of that index.
 
@@ -151,7 +159,7 @@ def bind(
         registers: as `allocate` numbers them.
         batch: number of samples; None where it does not follow from what arrives.
         call: instead of the node's operator.
-        place: where it runs: graphs name no device.
+        device: where it runs: graphs name none.
     """
     constants: list[Any] = []
     holes: list[tuple[int, int]] = []
@@ -161,18 +169,18 @@ def bind(
         if isinstance(argument, InputRef | TargetRef | StateRef | NodeRef):
             holes.append((position, registers[argument]))
         elif _is_constant(argument):
-            constants[position] = _constant(argument, batch, place)
+            constants[position] = _constant(argument, batch, device)
         else:
-            built.append((position, _builder(argument, registers, batch, place)))
+            built.append((position, _builder(argument, registers, batch, device)))
     arguments = [(k, a) for k, a in node.kwargs if _is_constant(a)]
-    fixed = {k: _constant(a, batch, place) for k, a in arguments}
-    if place.type != "cpu" and _makes_from_nothing(node):
-        fixed["device"] = place
+    fixed = {k: _constant(a, batch, device) for k, a in arguments}
+    if not device.is_host and _makes_from_nothing(node):
+        fixed["device"] = device.place
     dynamic = [
-        (k, _builder(a, registers, batch, place)) for k, a in node.kwargs if not _is_constant(a)
+        (k, _builder(a, registers, batch, device)) for k, a in node.kwargs if not _is_constant(a)
     ]
     return GraphInstruction(
-        call=call or call_of(node),
+        call=call or call_on(device, node),
         args=constants,
         holes=tuple(holes),
         built=tuple(built),
@@ -196,16 +204,16 @@ def _makes_from_nothing(node: GraphNode) -> bool:
 
 
 def _builder(
-    argument: Argument, registers: Mapping[Reference, int], batch: Sizes, place: torch.device
+    argument: Argument, registers: Mapping[Reference, int], batch: Sizes, device: ComputeDevice
 ) -> _Build:
     """What makes an argument with values in it from the registers."""
     if isinstance(argument, tuple):
-        parts = [_builder(item, registers, batch, place) for item in argument]
+        parts = [_builder(item, registers, batch, device) for item in argument]
         return lambda values: [part(values) for part in parts]
     if isinstance(argument, InputRef | TargetRef | StateRef | NodeRef):
         register = registers[argument]
         return lambda values: values[register]
-    constant = _constant(argument, batch, place)
+    constant = _constant(argument, batch, device)
     return lambda values: constant
 
 
@@ -215,13 +223,13 @@ def _is_constant(argument: Argument) -> bool:
     return not isinstance(argument, InputRef | TargetRef | StateRef | NodeRef)
 
 
-def _constant(argument: Argument, batch: Sizes, place: torch.device) -> Any:
+def _constant(argument: Argument, batch: Sizes, device: ComputeDevice) -> Any:
     if isinstance(argument, tuple):
-        return [_constant(item, batch, place) for item in argument]
+        return [_constant(item, batch, device) for item in argument]
     if isinstance(argument, torch.device):
-        return place
+        return device.place
     if isinstance(argument, BackwardGraph):
-        return BoundBackward(argument, batch, place=place)
+        return BoundBackward(argument, batch, device=device)
     if isinstance(argument, Polynomial):
         if batch is None:
             raise InternalError("the batch size does not follow from what this stage receives")

@@ -29,7 +29,7 @@ from p2ptrain.model.stage.instructions import (
     Sizes,
     allocate,
     bind,
-    call_of,
+    call_on,
     frees,
 )
 from p2ptrain.model.stage.mutated_state import hidden, state_views
@@ -222,7 +222,7 @@ class Program:
             *(node, index, self._registers, batch, free),
             call=call,
             weighs=weighs,
-            place=self._device.place,
+            device=self._device,
         )
 
     def _call(self, index: int) -> Callable[..., Any]:
@@ -232,7 +232,7 @@ class Program:
         if drawing is not None:
             return drawing
         adds_rows = self._device.is_host and self._adds_rows(node)
-        return embedding if adds_rows else call_of(node)
+        return embedding if adds_rows else call_on(self._device, node)
 
     def _adds_rows(self, node: GraphNode) -> bool:
         """Whether it reads a table that takes gradients, and is all that does."""

@@ -10,7 +10,7 @@ move between kinds of devices, and a fast card does not wait:
 
     dropout, and attention's    each element of a mask is a hash of its number in the tensor and of
                                 two keys, made where the mask is needed, on processors too
-    other operators             computed on the host: their arguments travel there, results back
+    other operators             computed on the host (`host_operators`)
 
 The keys come from the generator that the unit has been seeded with:
 
@@ -28,7 +28,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.errors import OptionError
 from p2ptrain.model.graph.effects import draws_random_numbers
 from p2ptrain.model.graph.nodes import GraphNode
-from p2ptrain.model.graph.operators import resolve
+from p2ptrain.model.stage.host_operators import OnHost, where_right
 from p2ptrain.model.stage.instructions import call_of
 
 randomness_lock = threading.Lock()
@@ -105,10 +105,10 @@ def drawing_call(
     if node.operator == _DROPOUT:
         return _dropout
     if node.operator == _ATTENTION:
-        return _Attention(device.place)
+        return where_right(node, device, _attention)
     if device.is_host:
         return None
-    return _OnHost(device, call_of(node), resolve(node.operator).mutates)
+    return OnHost(device, call_of(node), node)
 
 
 def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
@@ -118,33 +118,29 @@ def _dropout(tensor: Tensor, p: float, train: bool) -> Tensor:
     return tensor * noise
 
 
-class _Attention:
-    """Attention whose weights are dropped, by the steps that torch takes on a processor."""
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    """Attention whose weights are dropped, by the steps that torch takes on a processor.
 
-    def __init__(self, place: torch.device) -> None:
-        self._place = place
-
-    def __call__(
-        self,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        *,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-    ) -> Tensor:
-        """(..., queries, wide), (..., keys, wide), (..., keys, out) -> (..., queries, out)."""
-        with torch.no_grad():
-            kept = mask((*query.shape[:-1], key.shape[-2]), dropout_p, self._place)
-        result: Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(
-            *(query, key, value, attn_mask, dropout_p, is_causal, kept),
-            scale=scale,
-            enable_gqa=enable_gqa,
-        )[0]
-        return result
+    (..., queries, wide), (..., keys, wide), (..., keys, out) -> (..., queries, out).
+    """
+    with torch.no_grad():
+        kept = mask((*query.shape[:-1], key.shape[-2]), dropout_p, query.device)
+    result: Tensor = torch.ops.aten._scaled_dot_product_attention_math.default(
+        *(query, key, value, attn_mask, dropout_p, is_causal, kept),
+        scale=scale,
+        enable_gqa=enable_gqa,
+    )[0]
+    return result
 
 
 def mask(shape: tuple[int, ...], p: float, place: torch.device) -> Tensor:
@@ -193,72 +189,3 @@ def _signed(number: int) -> int:
     """The same 32 bits as a number of int32."""
     number &= 0xFFFFFFFF
     return number - (1 << 32) if number >> 31 else number
-
-
-class _OnHost:
-    """An operator computed on the host, with arguments from the accelerator.
-
-    Args:
-        mutates: positions of the arguments that it writes to.
-    """
-
-    def __init__(
-        self, device: ComputeDevice, call: Callable[..., Any], mutates: frozenset[int]
-    ) -> None:
-        self._device = device
-        self._call = call
-        self._mutates = mutates
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """As the operator."""
-        here = [self._outside(value) for value in args]
-        placed = {name: self._outside(value) for name, value in kwargs.items()}
-        result = self._call(*here, **placed)
-        for position in self._mutates:
-            args[position].copy_(self._inside(here[position]))
-        return self._inside(result)
-
-    def _outside(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return _Leaving.apply(value, self._device)  # type: ignore[no-untyped-call]
-        if isinstance(value, list | tuple):
-            return [self._outside(item) for item in value]
-        return torch.device("cpu") if isinstance(value, torch.device) else value
-
-    def _inside(self, value: Any) -> Any:
-        if isinstance(value, Tensor):
-            return _Entering.apply(value, self._device)  # type: ignore[no-untyped-call]
-        if isinstance(value, Sequence) and not isinstance(value, str):
-            return [self._inside(item) for item in value]
-        return value
-
-
-class _Leaving(torch.autograd.Function):
-    """To the host; the gradient comes back."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, device: ComputeDevice) -> Tensor:
-        ctx.device = device
-        (copy,) = device.fetched([value])
-        assert copy is not None
-        return copy.clone() if copy is value else copy
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        inside: Tensor = ctx.device.copy_in(gradients[0])
-        return inside, None
-
-
-class _Entering(torch.autograd.Function):
-    """To the device; the gradient comes back."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor, device: ComputeDevice) -> Tensor:
-        ctx.device = device
-        copy = device.copy_in(value)
-        return copy.clone() if copy is value else copy
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (copy,) = ctx.device.fetched(gradients)
-        return copy, None

@@ -11,15 +11,21 @@ import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from p2ptrain.aio.threads import run_in_background
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from p2ptrain.devices.check import CheckLimits, check_device
+from p2ptrain.devices.probes import Accelerator, FamilyProbe
 from p2ptrain.devices.processor import HOST
+from p2ptrain.devices.request import DeviceRequest
+from p2ptrain.devices.selection import DeviceChooser
 from p2ptrain.errors import PlanError
 from p2ptrain.events import Eval, Plan, Recovered, Warning
 from p2ptrain.job.asynchrony import AsyncOptions
@@ -45,6 +51,7 @@ from tests.integration.training.jobs import (
     one_stage_each,
     undisturbed,
 )
+from tests.integration.training.made_up import make_up_profiles
 from tests.integration.training.replicas import check_replicas, engaged
 from tests.integration.training.test_asynchronous_groups import force as force_turns
 from tests.integration.training.test_groups import TOLERANCE
@@ -396,6 +403,78 @@ async def test_a_card_fails_and_its_device_computes_on_its_processor(whose: str)
     ((who, text),) = household.warned
     assert who == whose
     assert "the card has fallen off the bus; this device computes on its CPU from now on" in text
+
+
+async def _check(twin: TwinDevice) -> str:
+    """As before it is used; what is said of it."""
+    probe = FamilyProbe((Accelerator("cuda:0", twin.title),))
+    limits = CheckLimits(repeats=1, race_elements=8)
+    chooser = DeviceChooser(
+        lambda device, _: check_device(device, limits=limits),
+        {"cuda": lambda: probe},
+        lambda _: twin,
+    )
+    chosen = await run_in_background(partial(chooser.choose, DeviceRequest("cuda")))
+    assert chosen.device is twin
+    return chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("model", "operator", "backward", "wrong", "right"),
+    [
+        ("cnn", "aten.convolution.default", False, "conv2d (NaN), depthwise conv2d", "addmm"),
+        ("cnn", "aten.max_pool2d_with_indices_backward.default", True, "pooling", "convolution"),
+        ("gpt", "aten._softmax_backward_data.default", True, "attention (NaN), softmax", "addmm"),
+    ],
+)
+async def test_what_a_card_computes_wrong_its_host_computes(
+    monkeypatch: pytest.MonkeyPatch,
+    model: str,
+    operator: str,
+    backward: bool,
+    wrong: str,
+    right: str,
+) -> None:
+    """Everything else is the card's; after a recovery too."""
+    make_up_profiles(monkeypatch)
+    job = momentum_job(name=model)
+    wanted = undisturbed(momentum_job(name=model))
+    killing: list[asyncio.Task[None]] = []
+    async with accelerated(3, "bc", OFTEN_COPIED) as (household, compute):
+        for twin in compute.values():
+            twin.compute_wrong(operator, backward=backward)
+            assert f"the CPU computes what it computes wrong: {wrong}" in await _check(twin)
+            twin.call_names.clear()
+
+        def kill() -> None:
+            killing.append(asyncio.create_task(household.mesh.kill("c")))
+
+        await household.holder_run(job, one_stage_each(3), on_step(household, 5, kill)).run()
+        await asyncio.gather(*killing)
+        assert_undisturbed(household, job, wanted)
+        assert _reasons(household) == ["start", "failure"]
+        assert not household.warned, "an accelerator was given up"
+        for twin in compute.values():
+            assert operator not in twin.call_names
+            assert f"aten.{right}.default" in twin.call_names
+        await household.members["c"].close()
+
+
+async def test_what_a_card_leaves_to_its_host_may_make_it_useless_for_a_model() -> None:
+    """A twin is slower than the processor in everything."""
+    job, wanted = momentum_job(), undisturbed(momentum_job())
+    async with devices(2, compute={"b": TwinDevice()}, profiles=ProfileCache(None)) as household:
+        twin = household.members["b"].compute.device
+        twin.wrong = {"gelu": False}
+        await household.holder_run(job, one_stage_each(2)).run()
+        assert household.members["b"].compute.device is twin, "this model has none of it"
+        twin.wrong = {"relu": False}
+        await household.holder_run(make_job("custom_loss"), one_stage_each(2)).run()
+        assert household.members["b"].compute.device is HOST
+    assert household.losses[: len(wanted.losses)] == wanted.losses
+    ((who, text),) = household.warned
+    assert who == "b"
+    assert "the CPU does: it is slower than the CPU, to which it leaves what it computes" in text
 
 
 async def test_a_model_that_a_card_computes_wrong_is_its_processors() -> None:

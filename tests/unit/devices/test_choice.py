@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from p2ptrain.devices.check import CheckReport
-from p2ptrain.devices.interface import ComputeDevice, DeviceMemory
+from p2ptrain.devices.interface import ComputeDevice, DeviceMemory, operator_name
 from p2ptrain.devices.probes import Accelerator, FamilyProbe, probe_cuda, probe_mps, probe_xpu
 from p2ptrain.devices.processor import HOST, Processor
 from p2ptrain.devices.request import DeviceRequest, read_request, read_requests
@@ -276,13 +276,37 @@ def test_what_is_asked_for_by_name_may_be_slow_and_the_cpu_asks_nothing() -> Non
     assert chooser(cuda=WITH_RTX).choose(DeviceRequest("cpu")) == ChosenDevice()
 
 
-def test_a_kind_that_is_wrong_keeps_only_models_with_it_away() -> None:
-    report = dataclasses.replace(RIGHT, failures={"conv2d": "NaN", "gelu in bfloat16": "off"})
-    chosen = chooser(report, cuda=WITH_RTX).choose(DeviceRequest())
+@pytest.mark.parametrize("asked", [DeviceRequest(), DeviceRequest("cuda")])
+def test_what_it_computes_wrong_is_named_and_left_to_the_host(asked: DeviceRequest) -> None:
+    failures = {"silu": "NaN", "gelu in bfloat16": "off by 0.1 of the largest number"}
+    report = dataclasses.replace(RIGHT, failures=failures)
+    chosen = chooser(report, cuda=WITH_RTX).choose(asked)
     assert chosen.device.name == "cuda:0"
-    assert "computes wrong: conv2d, gelu in bfloat16" in chosen.reason
-    assert chosen.unfit(["aten.linear.default", "aten.relu_.default"]) is None
-    assert chosen.unfit(["aten.conv2d.default"]) == "it computes wrong: conv2d (NaN)"
-    assert chosen.unfit(["aten.gelu.default"], ["float32"]) is None
-    assert chosen.unfit(["aten.gelu.default"], ["bfloat16"]) is not None
-    assert ChosenDevice().unfit(["aten.conv2d.default"]) is None
+    assert chosen.is_odd
+    assert chosen.reason.endswith(
+        "used, but the CPU computes what it computes wrong: silu (NaN), gelu in bfloat16 (off by "
+        "0.1 of the largest number)"
+    )
+    in_half_alone = {"silu": False, "mish": False, "hardswish": False, "gelu": True}
+    assert chosen.device.wrong == in_half_alone
+    assert chosen.device.kind == f"{Fake.kind}, CPU: silu, gelu in bfloat16", "other bits"
+
+
+def test_what_is_wrong_in_float32_is_left_to_the_host_in_all_types() -> None:
+    failures = {"conv2d in bfloat16": "NaN", "depthwise conv2d": "NaN"}
+    wrong = CheckReport(failures).wrong_operators
+    assert (wrong["conv2d"], wrong["conv1d"]) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("operator", "name"),
+    [
+        ("aten.conv2d.default", "conv2d"),
+        ("aten.relu_.default", "relu"),
+        ("aten.gelu_backward.default", "gelu"),
+        ("aten._softmax_backward_data.default", "_softmax"),
+        ("operator.mul", ""),
+    ],
+)
+def test_operators_have_one_name(operator: str, name: str) -> None:
+    assert operator_name(operator) == name

@@ -5,9 +5,35 @@ from __future__ import annotations
 import pytest
 import torch
 
+from p2ptrain.devices.check import CheckReport
+from p2ptrain.devices.check_cases import CASES
+from p2ptrain.devices.interface import operator_name
 from tests.support import model_idioms, odd_models, zoo
 from tests.support.stage_pipeline import assert_same, captured, pipeline_step
 from tests.support.twin_device import TwinDevice
+
+WRONG = CheckReport({case.kind: "NaN" for case in CASES}).wrong_operators
+"""All that one could have wrong."""
+
+IN_HALF = CheckReport({f"{case.kind} in bfloat16": "NaN" for case in CASES}).wrong_operators
+
+
+def assert_the_processors(
+    made: tuple[object, str], twin: TwinDevice, dtype: torch.dtype | None = None, *, split: bool
+) -> None:
+    """What a step gives, to the bit."""
+    module, name = made
+    more = {} if dtype is None else {"dtype": dtype}
+    example = module.make(name, **more)  # type: ignore[attr-defined]
+    model = captured(example)
+    units = len(model.description.units)
+    boundaries = sorted({0, units // 2, units})
+    torch.manual_seed(0)
+    here = pipeline_step(example, model, boundaries, split=split, hashes=True)
+    twin.prepare_thread()
+    torch.manual_seed(0)
+    assert_same(here, pipeline_step(example, model, boundaries, split=split, device=twin))
+    twin.assert_empty()
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -25,15 +51,40 @@ from tests.support.twin_device import TwinDevice
     ids=lambda made: made[1],
 )
 def test_a_step_is_the_processors(made: tuple[object, str], split: bool) -> None:
-    module, name = made
-    example = module.make(name)  # type: ignore[attr-defined]
-    model = captured(example)
-    units = len(model.description.units)
-    boundaries = sorted({0, units // 2, units})
-    torch.manual_seed(0)
-    here = pipeline_step(example, model, boundaries, split=split, hashes=True)
+    assert_the_processors(made, TwinDevice(), split=split)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize(
+    "made",
+    [
+        (zoo, "cnn"),
+        (zoo, "gpt"),
+        (zoo, "unet"),
+        (zoo, "dropout"),
+        (zoo, "bert"),
+        (odd_models, "in_place"),
+        (odd_models, "attention"),
+        (odd_models, "shared_layer"),
+        (model_idioms, "penalised"),  # brings a backward of its own
+        (model_idioms, "drawing"),
+        (model_idioms, "autocast"),
+    ],
+    ids=lambda made: made[1],
+)
+def test_what_it_computes_wrong_the_host_computes(made: tuple[object, str], split: bool) -> None:
     twin = TwinDevice()
-    twin.prepare_thread()
-    torch.manual_seed(0)
-    assert_same(here, pipeline_step(example, model, boundaries, split=split, device=twin))
-    twin.assert_empty()
+    twin.wrong = WRONG
+    assert_the_processors(made, twin, split=split)
+    computed = {operator_name(call) for call in twin.call_names if call.startswith("aten.")}
+    assert not computed & WRONG.keys()
+
+
+@pytest.mark.parametrize(("dtype", "there"), [(torch.float32, True), (torch.bfloat16, False)])
+def test_what_is_wrong_in_half_precision_alone_is_left_to_it_there(
+    dtype: torch.dtype, there: bool
+) -> None:
+    twin = TwinDevice()
+    twin.wrong = IN_HALF
+    assert_the_processors((zoo, "mlp"), twin, dtype, split=False)
+    assert ("aten.addmm.default" in twin.call_names) is there
