@@ -18,7 +18,14 @@ from typing import Any
 from p2ptrain import events
 from p2ptrain.aio.tasks import TaskOwner, run_in_background
 from p2ptrain.devices.request import MACHINE_VARIABLE
-from p2ptrain.errors import Error, ProtocolError, TooLarge, TrainingError, size_text
+from p2ptrain.errors import (
+    AcceleratorFailed,
+    Error,
+    ProtocolError,
+    TooLarge,
+    TrainingError,
+    size_text,
+)
 from p2ptrain.events import Event
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.mesh.interface import GONE, Mesh, display_name
@@ -327,6 +334,23 @@ class DeviceProfiler:
             if why is not None:
                 self._warn_misfit(compute.device.title, why)
         compute.use_processor(self._verdicts.get(digest) is not None)
+
+    def given_up(self, digest: str) -> AcceleratorFailed | None:
+        """The accelerator, whose memory has run out, if others have most of it by now.
+
+        The processor does that job from now on.
+        """
+        compute, offer = self._compute, self._offers.get(digest)
+        why = self._verdicts.get(digest)
+        if why is None and not compute.device.is_host and offer is not None:
+            left_bytes = self.memory.whole_budgets().compute_bytes
+            if 2 * left_bytes > offer.memory.compute_bytes:
+                return None
+            why = f"{size_text(left_bytes)} of its memory are left"
+            self._warn_misfit(compute.device.title, why)
+            self._verdicts = {digest: why}
+            compute.use_processor(True)
+        return None if why is None else AcceleratorFailed(f"its accelerator is full: {why}")
 
     def _warn_misfit(self, title: str, why: str) -> None:
         if self._emit is not None:

@@ -82,6 +82,7 @@ from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.energy import EnergyMeter, nvidia_counter
+from p2ptrain.process.memory_budget import is_of_host, is_out_of_memory
 from p2ptrain.profiling.fitness import Judge, fit_for_all
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.cores.worker_port import HolderState
@@ -391,6 +392,8 @@ class WorkerService:
             log.debug("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
         if isinstance(error, AcceleratorFailed):
             self.compute.give_up_device(error)
+        if is_out_of_memory(error) and not is_of_host(error):
+            error = self.measures.given_up(assignment.digest) or error
         report = failure_report(error, self.measures.memory.ran_out)
         await self._send_failed(assignment, stage, report)
 

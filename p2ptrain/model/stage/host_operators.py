@@ -60,7 +60,7 @@ class OnHost:
         tensors = [value for value in values if isinstance(value, Tensor)]
         named = (*enumerate(args), *kwargs.items())
         written = {id(value) for name, value in named if name in self._written}
-        run = _Run(
+        run = _HostCall(
             *(self._device, self._call, values, form, torch.is_grad_enabled()),
             [number for number, tensor in enumerate(tensors) if id(tensor) in written],
         )
@@ -80,7 +80,7 @@ class _Written:
 
 
 @dataclass
-class _Run:
+class _HostCall:
     """One call.
 
     Attributes:
@@ -126,7 +126,7 @@ class _OneNode(torch.autograd.Function):
     """See the module."""
 
     @staticmethod
-    def forward(ctx: Any, run: _Run, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, run: _HostCall, *tensors: Tensor) -> tuple[Tensor, ...]:
         copies = [copy.detach() for copy in run.device.fetched(tensors) if copy is not None]
         leaves = [c.requires_grad_(t.requires_grad) for c, t in zip(copies, tensors, strict=True)]
         with torch.set_grad_enabled(run.records):

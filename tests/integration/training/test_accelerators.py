@@ -17,10 +17,11 @@ from typing import Any
 
 import pytest
 import torch
-from p2ptrain.aio.threads import run_in_background
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from p2ptrain import failpoints
+from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.devices.check import CheckLimits, check_device
 from p2ptrain.devices.probes import Accelerator, FamilyProbe
 from p2ptrain.devices.processor import HOST
@@ -57,6 +58,7 @@ from tests.integration.training.test_asynchronous_groups import force as force_t
 from tests.integration.training.test_groups import TOLERANCE
 from tests.support import model_idioms, zoo
 from tests.support.curves import Case, difference, job_of, outcome_of, plain_torch
+from tests.support.memory_household import memory_id
 from tests.support.reference import Outcome
 from tests.support.twin_device import TwinDevice
 
@@ -276,13 +278,45 @@ async def test_a_checkpoint_of_it_is_gone_on_from(tmp_path: Path) -> None:
     assert household.losses == wanted.losses[4:]
 
 
-async def test_a_card_without_memory_in_the_middle_is_planned_around() -> None:
-    """Another program has taken what was free."""
+@pytest.mark.parametrize(
+    ("place", "step"),
+    [
+        ("prepare.receive.before", None),
+        ("forward.receive.before", 1),
+        ("backward.receive.before", 1),
+        ("update.begin.before", 1),
+        ("forward.receive.before", 6),
+        ("update.begin.before", 6),
+    ],
+)
+async def test_a_card_that_others_fill_leaves_the_job_to_its_processor(
+    monkeypatch: pytest.MonkeyPatch, place: str, step: int | None
+) -> None:
+    """At load, at the first step, in the middle: of that device, and nothing of the curve."""
+    make_up_profiles(monkeypatch)
     job, wanted = momentum_job(), undisturbed(momentum_job())
+    where = {} if step is None else {"step": step}
     async with accelerated(3, "b", OFTEN_COPIED) as (household, compute):
+        twin = compute["b"]
 
-        def fill() -> None:
-            compute["b"].others_bytes = compute["b"].memory().free_bytes
+        def fill(_device: str) -> None:
+            twin.others_bytes = twin.memory().free_bytes
+
+        failpoints.arm(place, fill, device=memory_id("b"), **where)
+        await household.holder_run(job, one_stage_each(3)).run()
+        assert_undisturbed(household, job, wanted)
+        assert household.members["b"].compute.device is HOST
+        assert _layers_of(household, "b")
+    ((who, text),) = household.warned
+    assert who == "b"
+    assert re.search("the CPU does: .* of its memory are left", text)
+
+
+async def test_what_jobs_take_of_a_card_is_shown() -> None:
+    job = momentum_job()
+    async with accelerated(3, "b") as (household, compute):
+
+        def look() -> None:
             taken_bytes = -1
             while taken_bytes != compute["b"].memory().taken_bytes:  # the card computes meanwhile
                 taken_bytes = compute["b"].memory().taken_bytes
@@ -290,22 +324,29 @@ async def test_a_card_without_memory_in_the_middle_is_planned_around() -> None:
             assert card.card_used_bytes == taken_bytes > 0
             assert (without.card_used_bytes, without.used_bytes is None) == (None, False)
 
-        await household.holder_run(job, one_stage_each(3), on_step(household, 5, fill)).run()
-        assert_undisturbed(household, job, wanted)
-        assert _reasons(household) == ["start", "failure"]
+        await household.holder_run(job, one_stage_each(3, 6), on_step(household, 5, look)).run()
 
 
-async def test_a_card_without_memory_from_the_start_leaves_the_job_to_its_processor() -> None:
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_card_without_memory_from_the_start_leaves_the_job_to_its_processor(
+    is_known: bool,
+) -> None:
+    """Be its times of that model kept or not."""
     job, wanted = momentum_job(), undisturbed(momentum_job())
-    twin, unmeasured = TwinDevice(total_bytes=1000), ProfileCache(None)
-    async with devices(2, compute={"b": twin}, profiles=unmeasured) as household:
+    twin, profiles = TwinDevice(total_bytes=1 << 30), ProfileCache(None)
+    if is_known:
+        async with devices(2, compute={"b": twin}, profiles=profiles) as household:
+            await household.holder_run(momentum_job(), one_stage_each(2)).run()
+            assert household.members["b"].compute.device is twin
+    twin.others_bytes = (1 << 30) - 1000
+    async with devices(2, compute={"b": twin}, profiles=profiles) as household:
         await household.holder_run(job, one_stage_each(2)).run()
         assert_undisturbed(household, job, wanted)
         assert _reasons(household) == ["start"]
         assert household.members["b"].compute.device is HOST
     ((who, text),) = household.warned
     assert who == "b"
-    assert "does not compute this model, the CPU does: 850 bytes of its memory are left" in text
+    assert re.search(r"the CPU does: [0-9.]+ (bytes|kB) of its memory are left", text)
     twin.assert_empty()
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from p2ptrain.devices.processor import HOST
 from p2ptrain.errors import AcceleratorFailed, InternalError, OptionError
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.messages.calls import read_part
@@ -237,6 +238,23 @@ async def test_memory_runs_out_where_the_error_says(monkeypatch: pytest.MonkeyPa
             assert measures.memory.ran_out(error) == MemoryShortage(has, in_host)
     async with measured() as measures:
         assert not measures.memory.ran_out(MemoryError()).in_host, "it has one memory"
+
+
+async def test_a_card_is_given_up_for_a_job_once_others_have_most_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before, the job gets a plan for what is left."""
+    Machine(monkeypatch)
+    card = TwinDevice(total_bytes=1000 * MIB)
+    compute = ComputeThread(device=card)
+    async with measured(compute=compute) as measures:
+        card.others_bytes = 400 * MIB
+        assert measures.given_up(MODEL) is None
+        assert compute.device is card
+        card.others_bytes = 600 * MIB
+        for _ in range(2):
+            assert "is full: 357 MB" in str(measures.given_up(MODEL))
+        assert compute.device is HOST
 
 
 async def test_once_its_accelerator_has_failed_a_device_is_measured_again(
