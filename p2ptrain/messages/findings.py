@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass
 from typing import Annotated
 
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.stage.failures import NonFiniteUnit
 from p2ptrain.net.fields import FrameFields
-from p2ptrain.net.forms import Count, Rare, Row
+from p2ptrain.net.forms import Count, Rare
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,11 +17,10 @@ class NonFiniteFinding:
     """What was found in one stage.
 
     Attributes:
-        devices: names of those where it happened; several only where the stage is tiled.
+        devices: names of those where it happened; several where the stage is.
         stage: its number.
         first: its first unit.
-        units: one of them it was, one alone unless the stage is tiled; empty where the stage's
-            inputs already were not finite.
+        unit: which it was; None where the stage's inputs already were not finite.
         parameters: whether weights there were not finite before.
         tiled: whether the stage is.
         backward: it was in their backward.
@@ -32,7 +31,7 @@ class NonFiniteFinding:
     devices: tuple[str, ...]
     stage: int
     first: int
-    units: range
+    unit: int | None
     parameters: bool
     tiled: bool = False
     backward: bool = False
@@ -41,52 +40,22 @@ class NonFiniteFinding:
 
 
 @dataclass(frozen=True, slots=True)
-class _UnitSpan:
-    since: Count
-    unit: Count
-
-    def __post_init__(self) -> None:
-        if self.since > self.unit:
-            raise ValueError(f"units {self.since} to {self.unit}")
-
-
-@dataclass(frozen=True, slots=True)
 class FindingFields(FrameFields):
-    """What a device answers: whether it found something, and in which units."""
+    """What a device answers: whether it found something, and in which unit."""
 
     found: bool
-    units: Annotated[_UnitSpan, Row()] | None = None
+    unit: Count | None = None
     parameters: Annotated[bool, Rare()] = False
 
     @staticmethod
     def of(found: NonFiniteUnit | None) -> FindingFields:
         """The form of what was found."""
-        if found is None:
-            return FindingFields(False)
-        last = found.unit
-        units = (
-            None if last is None else _UnitSpan(last if found.since is None else found.since, last)
-        )
-        return FindingFields(True, units, found.parameters)
+        return FindingFields(False) if found is None else FindingFields(True, *astuple(found))
 
-    def range(self, end: int) -> range:
-        """The units named, in a model of `end` units. Raises ProtocolError."""
-        if self.units is None:
-            return range(0)
-        if self.units.unit >= end:
-            raise ProtocolError(f"unit {self.units.unit} of a model of {end}")
-        return range(self.units.since, self.units.unit + 1)
-
-
-def earliest(findings: Sequence[NonFiniteFinding]) -> NonFiniteFinding:
-    """Of the devices of a stage: the first units that one names, and all who name the same."""
-    least = min(findings, key=lambda finding: (finding.units.stop, finding.units.start))
-    same = [finding for finding in findings if finding.units == least.units]
-    return replace(
-        least,
-        devices=tuple(device for finding in same for device in finding.devices),
-        parameters=any(finding.parameters for finding in same),
-    )
+    def check(self, units: int) -> None:
+        """Raises ProtocolError: the model has no such unit."""
+        if self.unit is not None and self.unit >= units:
+            raise ProtocolError(f"unit {self.unit} of a model of {units}")
 
 
 def describe_finding(
@@ -103,7 +72,7 @@ def describe_finding(
     if finding is None:
         return advice
     sample = "" if finding.sample is None else f", {finding.sample}"
-    if not finding.units:
+    if finding.unit is None:
         if finding.stage == 0 and finding.sample is not None:
             return f". The data contain NaN or infinity ({finding.sample}). Look at that sample"
         if finding.stage == 0:
@@ -113,12 +82,8 @@ def describe_finding(
             )
         place = f'layer "{units[finding.first]}" on {finding.devices[0]}'
         return f". The first NaN or infinity came into {place} from the layer before{advice}"
-    first, last = units[finding.units[0]], units[finding.units[-1]]
-    place = f'layer "{first}"'
-    if len(finding.units) > 1:
-        place = f'layers "{first}" to "{last}"'
     tiled = " (in tiles)" if finding.tiled else ""
-    place = f"{place}{tiled} on {', '.join(finding.devices)}"
+    place = f'layer "{units[finding.unit]}"{tiled} on {", ".join(finding.devices)}'
     if finding.parameters:
         return f". An earlier update made weights of {place} NaN or infinite{advice}"
     if where:

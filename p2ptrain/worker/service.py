@@ -74,8 +74,6 @@ from p2ptrain.messages.round_orders import (
 )
 from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, SnapshotOffer
 from p2ptrain.messages.spans import SpanColumns, SpansReply, SpansRequest
-from p2ptrain.model.stage.failures import NonFiniteUnit
-from p2ptrain.model.stage.stage import Stage
 from p2ptrain.net.fields import SMALL, limited
 from p2ptrain.net.message import Fields, Message
 from p2ptrain.process.allocator import MemoryCeiling
@@ -310,7 +308,7 @@ class WorkerService:
         executor = hosted.executors.get(asked.stage)
         if executor is None:
             raise ProtocolError(f"this device has no part in stage {asked.stage}")
-        run = partial(_first_non_finite, executor.live.stage, asked.held_as)
+        run = partial(executor.live.stage.first_non_finite, asked.held_as)
         found = await self.compute.run((0, asked.stage), run)
         return Message(DIAGNOSE, FindingFields.of(found).fields())
 
@@ -411,11 +409,6 @@ class WorkerService:
     def _report_waiting(self, holder: str) -> None:
         if self._emit is not None:
             self._emit(Waiting(self.slot.name(holder)))
-
-
-def _first_non_finite(stage: Stage, piece: int) -> NonFiniteUnit | None:
-    """In the compute thread, where nothing takes the piece away meanwhile."""
-    return stage.first_non_finite(piece) if stage.holds(piece) else None
 
 
 def count_progress(mesh: Mesh, tasks: int) -> ProgressCounters:

@@ -335,29 +335,24 @@ class HolderGeneration:
             return None
 
     async def diagnose(self, micro_batch_number: int) -> NonFiniteFinding | None:
-        """The first units whose values for that piece are not finite, if a stage still knows."""
+        """The first unit whose values for that piece are not finite, if a stage still knows."""
         return await diagnose(self.assignment.stages, partial(self._diagnosed, micro_batch_number))
 
     async def _diagnosed(
         self, micro_batch_number: int, stage: int, device: str
     ) -> NonFiniteFinding | None:
-        place = self.assignment.stages[stage]
         asked = DiagnoseRequest(stage, micro_batch_number)
         fields = {**self.assignment.key.fields(), **asked.fields()}
         reply = await self._mesh.call(
             device, Message(DIAGNOSE, fields), timeout_seconds=DIAGNOSE_TIMEOUT_SECONDS
         )
         found = FindingFields.read(reply.fields)
+        found.check(len(self._description.units))
         if not found.found:
             return None
-        return NonFiniteFinding(
-            (self.name(device),),
-            stage,
-            place.first,
-            found.range(len(self._description.units)),
-            found.parameters,
-            tiled=place.tiling is not None,
-        )
+        first = self.assignment.stages[stage].first
+        names = (self.name(device),)
+        return NonFiniteFinding(names, stage, first, found.unit, found.parameters)
 
     async def reach(self, name: str, step: int = -1) -> None:
         """The holder has come to a place; see `failpoints`."""

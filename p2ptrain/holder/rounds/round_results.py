@@ -25,7 +25,7 @@ from p2ptrain.aio.tasks import task_scope
 from p2ptrain.errors import Error, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.messages.assignment import StageAssignment
-from p2ptrain.messages.findings import NonFiniteFinding, earliest
+from p2ptrain.messages.findings import NonFiniteFinding
 from p2ptrain.messages.round_orders import RoundReport
 from p2ptrain.model.stage import cross_stage_gradients
 from p2ptrain.recovery.commit import CommitTracker, Seat
@@ -158,26 +158,19 @@ Ask: TypeAlias = Callable[[int, str], Awaitable[NonFiniteFinding | None]]
 
 
 async def diagnose(stages: Sequence[StageAssignment], ask: Ask) -> NonFiniteFinding | None:
-    """The first units whose values are not finite, if a device still knows."""
+    """The first unit whose values are not finite, if a device still knows: one of its stage's."""
     for index, place in enumerate(stages):
-        found = await _of_stage(index, place, ask)
-        if found:
-            return earliest(found)
+        async with task_scope() as scope:
+            asked = [scope.create_task(_asked(index, device, ask)) for device in place.devices]
+            found = None
+            for answer in asyncio.as_completed(asked):
+                if (found := await answer) is not None:
+                    break
+            for task in asked:
+                task.cancel()
+        if found is not None:
+            return found
     return None
-
-
-async def _of_stage(index: int, place: StageAssignment, ask: Ask) -> list[NonFiniteFinding]:
-    """One of them, but of tiles all, in the stage's order: these see only their parts of maps."""
-    one_is_enough = place.tiling is None
-    async with task_scope() as scope:
-        asked = [scope.create_task(_asked(index, device, ask)) for device in place.devices]
-        for answer in asyncio.as_completed(asked):
-            if await answer is not None and one_is_enough:
-                break
-        answers = [task.result() for task in asked if task.done()]
-        for task in asked:
-            task.cancel()
-    return [finding for finding in answers if finding is not None]
 
 
 async def _asked(index: int, device: str, ask: Ask) -> NonFiniteFinding | None:

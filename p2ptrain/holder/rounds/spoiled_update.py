@@ -80,7 +80,7 @@ class Spoiled:
                 return f"{error}. Try a smaller learning rate or clip_grad_norm=1.0"
             return f"{error}{describe_finding(self.found, units, number)}"
         if origin.unit is None and origin.row is None:
-            found = NonFiniteFinding((self.names[self._at(0, origin)[0]],), 0, 0, range(0), False)
+            found = NonFiniteFinding((self.names[self._at(0, origin)[0]],), 0, 0, None, False)
             return f"{error}{describe_finding(found, units, origin.micro_batch)}"
         return f"{error}{self._described(units, origin, order)}"
 
@@ -92,7 +92,7 @@ class Spoiled:
             tuple(self.names[device] for device in self._at(stage, origin)),
             stage,
             place.first,
-            range(0) if origin.unit is None else range(unit, unit + 1),
+            origin.unit,
             origin.is_weight,
             tiled=place.tiling is not None,
             backward=origin.backward,
@@ -108,7 +108,7 @@ class Spoiled:
     def _at(self, stage: int, origin: Origin) -> tuple[str, ...]:
         """Who computes it."""
         seen = self.found
-        if origin.unit is None and seen is not None and not seen.stage and not seen.units:
+        if origin.unit is None and seen is not None and not seen.stage and seen.unit is None:
             return tuple(i for i in self.names if self.names[i] in seen.devices)
         place: StageAssignment = self.assignment.stages[stage]
         number = origin.micro_batch + self.shape.first

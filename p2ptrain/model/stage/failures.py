@@ -26,13 +26,10 @@ class NonFiniteUnit:
             inputs already were not.
         parameters: whether a parameter of that unit (of any here, where `unit` is None) is not
             finite, so that an earlier update is to blame.
-        since: index of the first unit where it may have begun: `unit` itself but in tiles, which
-            keep few of their maps.
     """
 
     unit: int | None
     parameters: bool
-    since: int | None = None
 
 
 def find_non_finite(
@@ -54,7 +51,7 @@ def find_non_finite(
     private = {n: t if isinstance(t, nn.Parameter) else t.clone() for n, t in state.items()}
     values = list(inputs)
     if not all_finite(description.crossing(units.start, "train"), values):
-        return NonFiniteUnit(None, any_broken(private.values()))
+        return NonFiniteUnit(None, _any_broken(private.values()))
     for unit in units:
         program = Program(
             description, unit, unit + 1, "train", private, device=device, hashes=hashes
@@ -64,7 +61,7 @@ def find_non_finite(
             values = program.run(values, needed, seed)
         if not all_finite(program.outputs, values):
             names = description.state_names(unit, unit + 1)
-            return NonFiniteUnit(unit, any_broken(private[name] for name in names), unit)
+            return NonFiniteUnit(unit, _any_broken(private[name] for name in names))
     return None
 
 
@@ -78,7 +75,7 @@ def all_finite(described: Sequence[ValueDescription], values: Sequence[Tensor]) 
     return True
 
 
-def any_broken(tensors: Iterable[Tensor]) -> bool:
+def _any_broken(tensors: Iterable[Tensor]) -> bool:
     """Whether a parameter among them is not finite."""
     return any(isinstance(t, nn.Parameter) and not bool(t.isfinite().all()) for t in tensors)
 

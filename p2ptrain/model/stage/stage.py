@@ -483,13 +483,13 @@ class Stage:
             return [r.clone() if r.untyped_storage().data_ptr() in own else r for r in results]
 
     def first_non_finite(self, key: int) -> NonFiniteUnit | None:
-        """Where a micro-batch between forward and backward first stopped being finite.
+        """Where a micro-batch that is between forward and backward here stopped being finite.
 
         Runs it again unit by unit; buffers keep their values.
         """
         held = self._held.get(key)
         if held is None:
-            raise InternalError(f"micro-batch {key} is not held")
+            return None
         units = range(self.first, self.end)
         state = self._state | dict(held.parameters) | dict(held.copies)
         return find_non_finite(
@@ -509,10 +509,6 @@ class Stage:
     def state(self) -> dict[str, Tensor]:
         """Parameters, buffers and constants by canonical name: the tensors themselves."""
         return dict(self._at_home)
-
-    def holds(self, key: int) -> bool:
-        """Whether micro-batch `key` waits for its backward."""
-        return key in self._held
 
     def held(self) -> int:
         """How many micro-batches wait for their backward, or for its second part."""

@@ -19,7 +19,6 @@ from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.messages.tensors import Value
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import StateRef
-from p2ptrain.model.stage.failures import NonFiniteUnit, any_broken
 from p2ptrain.model.stage.stage import Stage
 from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.runtime.io.tensor_receiver import Expected
@@ -173,27 +172,6 @@ class TiledStage(Stage):
         raise InternalError("a tiled stage is begun, and receives messages")
 
     forward = backward = evaluate = _begun_only
-
-    def first_non_finite(self, key: int) -> NonFiniteUnit | None:
-        """As far as the tiles here show: nothing is run again, which would take all devices."""
-        units = self._passes[key].broken_units(self.tiles.of(RoundMode.TRAIN).part.network)
-        if units is None:
-            return None
-        if not units:
-            return NonFiniteUnit(None, any_broken(self.parameters().values()))
-        for unit in units:
-            if self._is_broken(unit):
-                return NonFiniteUnit(unit, True, unit)
-        return NonFiniteUnit(units[-1], False, units[0])
-
-    def _is_broken(self, unit: int) -> bool:
-        state = self.state()
-        names = self.description.state_names(unit, unit + 1)
-        return any_broken(state[name] for name in names)
-
-    def holds(self, key: int) -> bool:
-        """Whether micro-batch `key` waits for its backward."""
-        return key in self._passes
 
     def held(self) -> int:
         """How many micro-batches wait for their backward."""

@@ -1,8 +1,6 @@
 """One micro-batch on all tiles of one device: messages between these tiles stay here.
 
 Without IO, like `TilePass`: messages from tiles of other devices in, messages for them out.
-`broken_units` finds the units in which a tile's values stopped being finite, as far as the maps
-that it keeps show.
 """
 
 from __future__ import annotations
@@ -14,7 +12,6 @@ from typing import TypeAlias
 from torch import Tensor
 
 from p2ptrain.errors import InternalError
-from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.tiling.kernels.tile_pass import TilePass
 from p2ptrain.tiling.kernels.tile_program import TileProgram
 from p2ptrain.tiling.kernels.tile_steps import Subject, TileMessage
@@ -53,20 +50,6 @@ class DevicePass:
     def backward_from(self) -> int:
         """Groups from this one on have given their parameters' gradients, on every tile."""
         return max(tile_pass.backward_from for tile_pass in self._passes.values())
-
-    def broken_units(self, network: MapNetwork) -> range | None:
-        """Between forward and backward, as the function of that name: the first of all tiles here.
-
-        Nothing where all that leaves is finite: then it is not to blame for what follows.
-
-        Args:
-            network: without early borders.
-        """
-        known = [tile_pass.finite for tile_pass in self._passes.values()]
-        if all(finite.get(number, True) for finite in known for number in network.leaving):
-            return None
-        found = [units for finite in known if (units := broken_units(network, finite)) is not None]
-        return min(found, key=lambda units: (units.stop, units.start))
 
     def begin_forward(self, inputs: Mapping[int, Mapping[int, Tensor]]) -> list[TileMessage]:
         """Start from the inputs of each tile, by tile and map; messages for other devices."""
@@ -119,31 +102,3 @@ class DevicePass:
             else:
                 waiting += here.receive(message)
         return outside
-
-
-def broken_units(network: MapNetwork, finite: Mapping[int, bool]) -> range | None:
-    """The units between what is finite and the first map that is not.
-
-    Args:
-        network: the tiled part, units where they are (without early borders).
-        finite: by number of a map that is known: whether it is finite.
-
-    Returns:
-        None where all that is known is finite; an empty range where what enters is not.
-    """
-    broken = next((number for number in sorted(finite) if not finite[number]), None)
-    if broken is None:
-        return None
-    if any(not finite.get(number, True) for number in network.entering):
-        return range(0)
-    inputs = {operation.output: operation.inputs for operation in network.operations}
-    units, seen, waiting = set[int](), set[int](), [broken]
-    while waiting:
-        number = waiting.pop()
-        unit = network.unit_of_map[number]
-        if unit is None or number in seen:
-            continue
-        seen.add(number)
-        units.add(unit)
-        waiting += [read for read in inputs[number] if not finite.get(read, False)]
-    return range(min(units), max(units) + 1)

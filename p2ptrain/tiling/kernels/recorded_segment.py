@@ -34,7 +34,7 @@ class RecordedSegment:
             self.later = WeightGradients(Counter(map(id, put_off)))
         self._parameters = {id(parameter): parameter for parameter in put_off or ()}
         self._anchors: list[Tensor] = []
-        self._roots: list[tuple[int, bool, Tensor | GradientEdge]] = []
+        self._roots: list[tuple[int, bool, GradientEdge]] = []
 
     def enter(self, number: int, value: Tensor) -> Tensor:
         """`value` of a map, as autograd sees it inside."""
@@ -56,21 +56,8 @@ class RecordedSegment:
             The value for outside.
         """
         if value.requires_grad:
-            self._roots.append((number, owned, value))
+            self._roots.append((number, owned, get_gradient_edge(value)))  # without its memory
         return value.detach()
-
-    def release(self, number: int) -> None:
-        """Of the part of that map that left the group the backward needs no values, nor `kept`."""
-        self._roots = [
-            (known, owned, _edge(value) if owned and known == number else value)
-            for known, owned, value in self._roots
-        ]
-
-    @property
-    def kept(self) -> list[tuple[int, Tensor]]:
-        """What it gave, or a part of that, until the backward: (map, values)."""
-        found = ((number, value) for number, _, value in self._roots)
-        return [(number, value.detach()) for number, value in found if isinstance(value, Tensor)]
 
     def backward(
         self, inner: Mapping[int, Tensor], owned: Mapping[int, Tensor]
@@ -85,10 +72,10 @@ class RecordedSegment:
             The gradients of what entered; None or nothing where there is none.
         """
         roots, starts = [], []
-        for number, leaves, value in self._roots:
+        for number, leaves, edge in self._roots:
             gradient = (owned if leaves else inner).get(number)
             if gradient is not None:
-                roots.append(_edge(value))
+                roots.append(edge)
                 starts.append(gradient)
         self._roots.clear()
         if self.later is None:
@@ -102,11 +89,6 @@ class RecordedSegment:
         if roots and wanted:
             torch.autograd.backward(roots, starts, inputs=wanted)
         return self.gradients
-
-
-def _edge(value: Tensor | GradientEdge) -> GradientEdge:
-    """Where a backward from a value starts, without its memory."""
-    return get_gradient_edge(value) if isinstance(value, Tensor) else value
 
 
 class _Enter(torch.autograd.Function):

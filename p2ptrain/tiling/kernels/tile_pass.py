@@ -69,7 +69,6 @@ class TilePass(TileMachine):
         self._values: dict[int, Tensor] = {}  # maps between groups: what the tile owns
         self._gradients: dict[int, Tensor] = {}  # the same for gradients
         self._recorded: dict[tuple[int, int], RecordedSegment] = {}  # by group and step
-        self._makers: dict[int, RecordedSegment] = {}  # by map that left its group
         self._normalised: dict[int, tuple[Tensor, Statistics]] = {}  # by operation: x
         self._later: list[WeightGradients] = []
         self._reached: frozenset[int] = frozenset()  # maps that the backward reaches, on all tiles
@@ -80,18 +79,6 @@ class TilePass(TileMachine):
     def kept(self) -> list[Tensor]:
         """Maps that it keeps for the backward, besides those that autograd keeps."""
         return [x for x, _ in self._normalised.values()]
-
-    @property
-    def finite(self) -> dict[int, bool]:
-        """Between forward and backward: whether maps are, of which it still has its part."""
-        operations = self._program.layout.network.operations
-        parts = [*self._inputs.items(), *self.outputs.items()]
-        parts += [part for recorded in self._recorded.values() for part in recorded.kept]
-        parts += [(operations[k].inputs[0], x) for k, (x, _) in self._normalised.items()]
-        found: dict[int, bool] = {}
-        for number, values in parts:
-            found[number] = found.get(number, True) and bool(values.isfinite().all())
-        return found
 
     def begin_forward(self, inputs: Mapping[int, Tensor]) -> list[TileMessage]:
         """Start; `inputs` are `layout.input_region` of each of the model's inputs, by map.
@@ -146,9 +133,7 @@ class TilePass(TileMachine):
         leaving = program.layout.network.leaving
         self.outputs = {number: self._values[number] for number in leaving}
         self._values.clear()
-        self._makers.clear()
-        if not program.trains:  # else operators keep most of them anyway, and `finite` looks
-            self._inputs.clear()
+        self._inputs.clear()
 
     def _send_halos(self, place: int) -> tuple[Key, ...]:
         """At the beginning of a group; what comes in return."""
@@ -186,9 +171,6 @@ class TilePass(TileMachine):
                 halo = self._take(Halo(place, number), piece.sender)
                 cut_region(whole, piece.region.within(required)).copy_(halo)
             inner[number] = whole
-            fused, maker = program.fused[place], self._makers.get(number)
-            if fused is not None and fused.read == number and maker is not None:
-                maker.release(number)  # the normalisation keeps the whole
 
     def _send_moments(self, step: Normalise, owned: Tensor) -> Tensor:
         own = moments(owned)
@@ -217,7 +199,6 @@ class TilePass(TileMachine):
                         value, program.required(place, number), program.owned(number)
                     )
                     self._values[number] = recorded.leave(number, owned, owned=True)
-                    self._makers[number] = recorded
                 if number in uses.later:
                     inner[number] = recorded.leave(number, value, owned=False)
         if program.trains:

@@ -8,16 +8,13 @@ from p2ptrain.errors import InternalError, PeerError
 from p2ptrain.holder.rounds.round_results import diagnose
 from p2ptrain.messages.assignment import StageAssignment
 from p2ptrain.messages.findings import NonFiniteFinding
-from p2ptrain.plan.types.allocation import Allocation, TileShape
 
-SHAPE = TileShape((1.0, 1.0), (1.0,), (0, 2), aligned=True)
 GROUP = StageAssignment(0, 2, 2, ("a", "b", "c"), (1, 1, 1))
-TILES = StageAssignment(0, 2, 2, ("a", "b"), (1, 1), Allocation.TILES, tiling=SHAPE)
 LAST = StageAssignment(2, 4, 1, ("d",), (1,))
 
 
-def finding(stage: int, device: str, units: range = range(1)) -> NonFiniteFinding:
-    return NonFiniteFinding((device,), stage, 0, units, False)
+def finding(stage: int, device: str) -> NonFiniteFinding:
+    return NonFiniteFinding((device,), stage, 0, 0, False)
 
 
 async def test_a_device_that_waits_for_the_one_that_failed_keeps_nobody_waiting() -> None:
@@ -54,34 +51,8 @@ async def test_a_device_that_does_not_answer_is_not_the_end_of_it() -> None:
     assert asked == ["a", "b", "c", "d"]
 
 
-async def test_of_tiles_everybody_is_heard() -> None:
-    first = asyncio.Event()
-
-    async def ask(stage: int, device: str) -> NonFiniteFinding | None:
-        if device == "a":
-            await first.wait()
-        first.set()
-        return finding(stage, device, range(1) if device == "a" else range(1, 2))
-
-    assert await diagnose((TILES, LAST), ask) == finding(0, "a")
-
-
 async def test_where_nobody_has_found_anything_nothing_is_said() -> None:
     async def ask(stage: int, device: str) -> NonFiniteFinding | None:
         return None
 
     assert await diagnose((GROUP, LAST), ask) is None
-
-
-async def test_tiles_are_named_in_their_order_whichever_device_answers_first() -> None:
-    second = asyncio.Event()
-
-    async def ask(stage: int, device: str) -> NonFiniteFinding | None:
-        if device == "a":
-            await second.wait()
-        second.set()
-        return finding(stage, device)
-
-    found = await diagnose((TILES, LAST), ask)
-    assert found is not None
-    assert found.devices == ("a", "b")
