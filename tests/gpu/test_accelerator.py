@@ -30,6 +30,7 @@ from p2ptrain.model.stage.optimizer_form import OptimizerSpec
 from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.profiling.profile_cache import ProfileCache, measure
+from p2ptrain.worker.hosted_stages import HostedStages
 from tests.integration.training import test_float16 as float16
 from tests.integration.training.household import OFTEN_COPIED, Devices, devices
 from tests.integration.training.jobs import (
@@ -40,6 +41,7 @@ from tests.integration.training.jobs import (
     one_stage_each,
     undisturbed,
 )
+from tests.integration.training.replicas import check_replicas, engaged
 from tests.integration.training.test_lora import adapted
 from tests.support import reference, zoo
 from tests.support.curves import Case, job_of, plain_torch
@@ -129,6 +131,22 @@ async def test_a_pipeline_of_a_card_and_a_processor_computes_the_same_curve(
     ]
     assert once == pytest.approx(wanted, rel=TOLERANCE)
     assert once == again
+
+
+@pytest.mark.parametrize("name", ["cnn", "gpt"])
+async def test_a_stage_of_a_card_and_a_processor_has_the_same_weights(
+    card: ComputeDevice, name: str
+) -> None:
+    """To the bit, with the optimizer's state, running statistics and averages."""
+    job = make_job(name, optimizer=AdamW(lr=0.01), epochs=4, clip_grad_norm=1.0, ema=0.9)
+    group, engaged_then = TrainOptions(2, planner="dp", steps=STEPS), list[HostedStages]()
+    async with devices(2, compute={"b": card}) as household:
+        listen = on_step(household, STEPS, lambda: engaged_then.extend(engaged(household)))
+        await household.holder_run(job, group, listen).run()
+    check_replicas(engaged_then, STEPS)
+    assert len(engaged_then) == 2
+    wanted = undisturbed(make_job(name, optimizer=AdamW(lr=0.01), epochs=4, clip_grad_norm=1.0))
+    assert household.losses == pytest.approx(wanted.losses, rel=10 * TOLERANCE)
 
 
 @pytest.mark.parametrize("dies", ["b", "c"])

@@ -566,7 +566,7 @@ def _round_otherwise(twin: TwinDevice) -> None:
         ("b", [divided(2, 2)], Case("mlp", 2)),
         ("a", [dealt(3, 1)], Case("cnn", 2, optimizer=AdamW(lr=0.01), clip_grad_norm=0.5)),
         ("b", [dealt(2, 2)], Case("frozen", 2)),
-        ("bd", [divided(1, 3), divided(2, 1, 1)], Case("gpt", 5, optimizer=AdamW(lr=0.01))),
+        ("abde", [divided(1, 3), divided(2, 1, 1)], Case("gpt", 5, optimizer=AdamW(lr=0.01))),
     ],
     ids=str,
 )
@@ -578,13 +578,16 @@ async def test_a_group_of_several_kinds_has_the_same_weights(
     case = replace(case, steps=6, dtype=torch.float64)
     made, trained = zoo.make(case.model, dtype=case.dtype), list[HostedStages]()
     async with accelerated(case.devices, twins) as (household, compute):
-        for twin in compute.values():
+        for name, twin in compute.items():
+            twin.kind = f"twin of {name}"
             _round_otherwise(twin)
         listen = on_step(household, 6, lambda: trained.extend(engaged(household)))
         job = replace(job_of(case, made), ema=0.9)
         await household.holder_run(job, TrainOptions(case.devices, steps=6), listen).run()
         check_replicas(trained, 6)
         trained.clear()
+        said = " ".join(household.plan.changes_results)
+        assert all(twin.kind in said for twin in compute.values())
         assert _reasons(household) == ["start"]
         assert not household.warned
     found = difference(outcome_of(household.losses, made), plain_torch(case))

@@ -263,6 +263,20 @@ def test_a_given_plan_that_either_memory_lacks_room_for_is_refused() -> None:
             PlanQuestion(asked, home).answered(cbor.dumps(plan.to_json()))
 
 
+def test_a_given_plan_may_fit_a_card_whose_host_makes_the_updates() -> None:
+    """What the card lacks is less than the optimizer keeps for 64 MiB of weights."""
+    asked = request(16, 4, "dp")
+    plan = plan_cluster(asked, household({"x": ROOMY, "y": ROOMY}))
+    before = 128 * MIB  # without which updates wait for their commit
+    needed = plan.predicted.needed("y").compute_bytes - before
+    small = replace(ROOMY, compute_bytes=needed - 32 * MIB)
+    with pytest.raises(PlanError, match="on the accelerator of y"):
+        fit_plan(plan, asked, household({"x": ROOMY, "y": small}))
+    home = household({"x": MemoryBudgets(ROOMY.compute_bytes), "y": small})
+    fitted = fit_plan(plan, asked, home).predicted.needed("y")
+    assert fitted.compute_bytes == needed - 64 * MIB
+
+
 def test_copies_go_where_the_host_has_memory() -> None:
     """Each backup peer is the next stage's device, unless its host has no room for it."""
     asked = request(16, 4, "pp")

@@ -8,6 +8,14 @@ import torch
 from p2ptrain.devices.check import CheckReport
 from p2ptrain.devices.check_cases import CASES
 from p2ptrain.devices.interface import operator_name
+from p2ptrain.devices.processor import HOST
+from p2ptrain.job.rounds import Round, RoundMode
+from p2ptrain.messages.round_orders import RoundOrder
+from p2ptrain.model.stage.optimizer import StageOptimizer
+from p2ptrain.model.stage.optimizer_spec import AdamW
+from p2ptrain.model.stage.stage import Stage
+from p2ptrain.recovery.version import Version
+from p2ptrain.runtime.live_stage import LiveStage
 from tests.support import model_idioms, odd_models, zoo
 from tests.support.stage_pipeline import assert_same, captured, pipeline_step
 from tests.support.twin_device import TwinDevice
@@ -88,3 +96,27 @@ def test_what_is_wrong_in_half_precision_alone_is_left_to_it_there(
     twin.wrong = IN_HALF
     assert_the_processors((zoo, "mlp"), twin, dtype, split=False)
     assert ("aten.addmm.default" in twin.call_names) is there
+
+
+def test_what_is_updated_at_home_takes_no_more_of_the_accelerator() -> None:
+    """Which computes with the new weights and statistics then."""
+    model = captured(zoo.make("cnn"))
+    twin, units = TwinDevice(), len(model.description.units)
+    twin.prepare_thread()
+    stage = Stage(model.description, 0, units, model.state(), shared=True, device=twin, home=HOST)
+    live = LiveStage(stage, StageOptimizer(AdamW(lr=0.1), stage.parameters()), Version(0, 0), 1)
+    before, first = twin.live(), {name: p.clone() for name, p in stage.state().items()}
+    for step in range(2):
+        live.save(1)
+        for parameter in stage.parameters().values():
+            parameter.grad = torch.ones_like(parameter)
+        live.get_ready(RoundOrder(Round(step, RoundMode.TRAIN, step, 4, 4)))
+        live.apply(None)
+    assert twin.live() == before
+    state, names = stage.state(), [*stage.inside(), *stage.statistics.scratch]
+    same = {name for name in names if torch.equal(first[name], state[name])}
+    assert all(name.endswith("running_mean") for name in same), "whose sums were zero"
+    inside = stage.inside()
+    for name, found in zip(inside, twin.fetched([*inside.values()]), strict=True):
+        assert torch.equal(found, state[name])
+    assert live.copied({}).keys() == live.present().keys()
