@@ -233,7 +233,7 @@ class Node:
 
     async def _choose_device(self) -> None:
         """Before it joins, as this takes seconds; what it is others see in `status`."""
-        from p2ptrain.api.choosing import CHECKS, choose_device
+        from p2ptrain.api.device_services import CHECKS, choose_device
 
         folder = self._config.state_dir / CHECKS
         self._chosen = await choose_device(

@@ -119,8 +119,7 @@ async def train_alone(
         on_limit: called each second with what limits the training, in a sentence.
     """
     _begin(node_options)
-    from p2ptrain.api.choosing import CHECKS, choose_device
-    from p2ptrain.api.device_services import DeviceServices
+    from p2ptrain.api.device_services import CHECKS, DeviceServices, choose_device
 
     threads = node_options.get("threads")
     request = read_request(node_options.get("device", AUTO))
@@ -205,7 +204,7 @@ async def train_on_ranks(
     **node_options: Any,
 ) -> torch.nn.Module:
     """Train `job` on the processes that torchrun has started. Only rank 0 has events."""
-    from p2ptrain.api.choosing import CHECKS, choose_device
+    from p2ptrain.api.device_services import CHECKS, choose_device
     from p2ptrain.devices.probes import numbered
     from p2ptrain.torch_engine.trainer import RankTrainer
 

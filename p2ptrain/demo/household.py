@@ -12,10 +12,10 @@ import json
 import os
 import sys
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, get_args, get_origin, get_type_hints
 
 from p2ptrain import events as ev
 from p2ptrain.aio.tasks import end_program
@@ -255,51 +255,26 @@ _KINDS: dict[str, type[ev.Event]] = {kind.event: kind for kind in ev.Event.__sub
 def parse_event(body: Mapping[str, Any]) -> ev.Event | None:
     """The event that `to_json` made `body` from; None for a kind or a shape unknown here."""
     kind = _KINDS.get(str(body.get("event")))
-    if kind is None:
-        return None
     try:
-        fields = dataclasses.fields(kind)
-        return kind(**{f.name: _read(f, body[ev.name(f)]) for f in fields if _is_needed(f, body)})
+        found: ev.Event | None = None if kind is None else _read(kind, body)
     except (KeyError, TypeError):  # of a newer version of p2ptrain
         return None
+    return found
 
 
-def _is_needed(field: dataclasses.Field[Any], body: Mapping[str, Any]) -> bool:
-    """Fields with a default were added later: an older version does not write them."""
-    missing = dataclasses.MISSING
-    required = field.default is missing and field.default_factory is missing
-    return required or ev.name(field) in body
-
-
-def _read(field: dataclasses.Field[Any], value: Any) -> Any:
-    read = _NESTED.get(field.name)
-    return value if read is None else read(value)
-
-
-def _stage(body: Mapping[str, Any]) -> ev.PlanStage:
-    first, end = body["units"]
-    devices = tuple(ev.PlanDevice(d["name"], d["share"]) for d in body["devices"])
-    return ev.PlanStage(
-        units=(first, end),
-        devices=devices,
-        parameters=tuple(body["parameters"]),
-        allocation=body.get("allocation", "samples"),
-        warmup=body.get("warmup", 1),
+def _read(kind: Any, body: Any) -> Any:
+    """`body` as a `kind`: one of the dataclasses of events, several of them, or as it is."""
+    if get_origin(kind) is tuple:
+        return tuple(_read(get_args(kind)[0], one) for one in body)
+    if not dataclasses.is_dataclass(kind):
+        return body
+    kinds, missing = get_type_hints(kind), dataclasses.MISSING
+    make: Any = kind
+    return make(
+        **{
+            field.name: _read(kinds[field.name], body[ev.name(field)])
+            for field in dataclasses.fields(kind)
+            # one with a default was added later: an older version does not write it
+            if ev.name(field) in body or field.default is field.default_factory is missing
+        }
     )
-
-
-def _left_out(body: Mapping[str, Any]) -> ev.LeftOut:
-    return ev.LeftOut(body["name"], body["reason"])
-
-
-def _link(body: Mapping[str, Any]) -> ev.PlanLink:
-    return ev.PlanLink(body["from"], body["to"], body["bytes_per_s"], body["latency_s"])
-
-
-_NESTED: dict[str, Callable[[Any], Any]] = {
-    "stages": lambda bodies: tuple(map(_stage, bodies)),
-    "changes_results": tuple,
-    "lrs": tuple,
-    "left_out": lambda bodies: tuple(map(_left_out, bodies)),
-    "links": lambda bodies: tuple(map(_link, bodies)),
-}

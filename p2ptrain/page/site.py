@@ -22,7 +22,6 @@ from p2ptrain.control.server import text_field
 from p2ptrain.errors import PeerError, UserError
 from p2ptrain.logs import get_logger
 from p2ptrain.net.forms import write_form
-from p2ptrain.page.metrics import CONTENT_TYPE, metrics_text
 from p2ptrain.page.sessions import (
     COOKIE_SECONDS,
     HEADERS,
@@ -34,6 +33,7 @@ from p2ptrain.page.sessions import (
     why_refused,
 )
 from p2ptrain.page.source import PageSource
+from p2ptrain.page.state import CONTENT_TYPE, metrics_text
 from p2ptrain.page.stream import TooManyBrowsers, as_json
 from p2ptrain.plan.round_picture import RoundPicture
 

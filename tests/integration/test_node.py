@@ -470,7 +470,7 @@ async def test_a_node_computes_on_the_accelerator_that_was_chosen(
     twin = TwinDevice()
     card = FamilyProbe((Accelerator("cuda:0", twin.title, 1 << 33),))
     monkeypatch.setattr(
-        "p2ptrain.api.choosing.DeviceChooser",
+        "p2ptrain.api.device_services.DeviceChooser",
         lambda check: DeviceChooser(
             lambda device, software: CheckReport(), {"cuda": lambda: card}, lambda name: twin
         ),

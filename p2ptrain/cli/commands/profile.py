@@ -84,7 +84,7 @@ def _device(args: argparse.Namespace, output: Output) -> ComputeDevice | None:
     """What is measured on; None: the processor. Raises DeviceUnusable."""
     if args.device == HOST_NAME:
         return None
-    from p2ptrain.api.choosing import CHECKS, choose_device
+    from p2ptrain.api.device_services import CHECKS, choose_device
 
     folder = arguments.state_dir_of(args) / CHECKS
     choosing = choose_device(read_request(args.device), folder, output.show, threads=args.threads)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from p2ptrain import events as ev
-from p2ptrain.api.choosing import KeptChecks, choose_device
+from p2ptrain.api.device_services import KeptChecks, choose_device
 from p2ptrain.devices.check import CheckReport
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.probes import Accelerator, FamilyProbe

@@ -17,8 +17,7 @@ from p2ptrain.api.views import CutOffDevice
 from p2ptrain.cli.screen import as_text
 from p2ptrain.manners.condition import MemoryInUse
 from p2ptrain.net.forms import write_form
-from p2ptrain.page.metrics import metrics_text
-from p2ptrain.page.state import DeviceView, PageState, changes
+from p2ptrain.page.state import DeviceView, PageState, changes, metrics_text
 from p2ptrain.page.view import Seen, page_state
 from tests.support.page_member import PLAN, course, member, status, step, trusted
 

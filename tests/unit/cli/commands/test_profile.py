@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from p2ptrain.api import choosing
+from p2ptrain.api import device_services
 from p2ptrain.cli import main
 from p2ptrain.devices.selection import ChosenDevice
 from p2ptrain.job.planning_files import write_whole
@@ -41,7 +41,7 @@ def test_an_accelerator_is_measured_where_it_is_asked_for(
         asked.append(str(request))
         return ChosenDevice(twin)
 
-    monkeypatch.setattr(choosing, "choose_device", chosen)
+    monkeypatch.setattr(device_services, "choose_device", chosen)
     argv = ["profile", script, "--out", str(tmp_path / "p.json"), "--batch-sizes", "2"]
     assert main.main([*argv, "--device", "cuda:1"]) == 0
     assert asked == ["cuda:1"]
