@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
@@ -13,7 +14,8 @@ import pytest
 from p2ptrain.net.link.flow_control import LinkSettings
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.transport.dial import dial
-from p2ptrain.net.transport.listener import Listener, ListenerHooks
+from p2ptrain.net.transport.listener import Listener, ListenerHooks, ListenerSettings
+from p2ptrain.net.transport.pairing_channel import PairingChannel
 from p2ptrain.net.transport.tls import client_context, server_context
 from tests.support import memory_links
 from tests.support.links import Device, Inbox, make_device
@@ -27,6 +29,61 @@ class Pair:
     right: Link
     left_inbox: Inbox
     right_inbox: Inbox
+
+
+@dataclass
+class House:
+    """A listening device and what reached it."""
+
+    device: Device
+    pinned: list[bytes]
+    inbox: Inbox = field(default_factory=Inbox)
+    links: list[Link] = field(default_factory=list)
+    channels: list[PairingChannel] = field(default_factory=list)
+    settings: ListenerSettings = field(default_factory=ListenerSettings)
+    knows: str = ""
+    contexts_fail: bool = False
+
+    def __post_init__(self) -> None:
+        self.door = ListenerHooks(
+            self.context, self.make_link, self.on_unpaired, lambda host: host == self.knows
+        )
+        self.listener = Listener(self.door, self.settings)
+
+    def context(self) -> ssl.SSLContext:
+        if self.contexts_fail:
+            raise ValueError("a bug")
+        return server_context(self.device.pem_file, self.pinned)
+
+    def make_link(self, peer_id: str) -> Link:
+        self.links.append(Link(peer_id, self.inbox))
+        self.inbox.changed.set()
+        return self.links[-1]
+
+    def on_unpaired(self, channel: PairingChannel) -> None:
+        self.channels.append(channel)
+        self.inbox.changed.set()
+
+    async def channel(self) -> PairingChannel:
+        await self.inbox.until(lambda inbox: bool(self.channels))
+        return self.channels[-1]
+
+
+@dataclass
+class Caller:
+    """A device that dials."""
+
+    device: Device
+    inbox: Inbox = field(default_factory=Inbox)
+
+    async def dial(self, house: House, expected: Device | None = None) -> Link:
+        wanted = expected or house.device
+        return await dial(
+            house.listener.addresses,
+            client_context(self.device.pem_file, [wanted.certificate_der]),
+            wanted.id,
+            lambda peer_id: Link(peer_id, self.inbox),
+        )
 
 
 Connect: TypeAlias = Callable[..., Awaitable[Pair]]

@@ -10,7 +10,6 @@ import os
 import socket
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,60 +24,9 @@ from p2ptrain.net.link.link import Link
 from p2ptrain.net.message import Message
 from p2ptrain.net.transport.dial import dial, dial_unpaired
 from p2ptrain.net.transport.listener import Listener, ListenerHooks, ListenerSettings
-from p2ptrain.net.transport.pairing_channel import PairingChannel
-from p2ptrain.net.transport.tls import client_context, server_context
+from p2ptrain.net.transport.tls import client_context
 from tests.support.links import Device, Inbox, make_device
-
-
-@dataclass
-class House:
-    """A listening device and what reached it."""
-
-    device: Device
-    pinned: list[bytes]
-    inbox: Inbox = field(default_factory=Inbox)
-    links: list[Link] = field(default_factory=list)
-    channels: list[PairingChannel] = field(default_factory=list)
-    contexts_fail: bool = False
-
-    def __post_init__(self) -> None:
-        self.door = ListenerHooks(self.context, self.make_link, self.on_unpaired)
-        self.listener = Listener(self.door)
-
-    def context(self) -> ssl.SSLContext:
-        if self.contexts_fail:
-            raise ValueError("a bug")
-        return server_context(self.device.pem_file, self.pinned)
-
-    def make_link(self, peer_id: str) -> Link:
-        self.links.append(Link(peer_id, self.inbox))
-        self.inbox.changed.set()
-        return self.links[-1]
-
-    def on_unpaired(self, channel: PairingChannel) -> None:
-        self.channels.append(channel)
-        self.inbox.changed.set()
-
-    async def channel(self) -> PairingChannel:
-        await self.inbox.until(lambda inbox: bool(self.channels))
-        return self.channels[-1]
-
-
-@dataclass
-class Caller:
-    """A device that dials."""
-
-    device: Device
-    inbox: Inbox = field(default_factory=Inbox)
-
-    async def dial(self, house: House, expected: Device | None = None) -> Link:
-        wanted = expected or house.device
-        return await dial(
-            house.listener.addresses,
-            client_context(self.device.pem_file, [wanted.certificate_der]),
-            wanted.id,
-            lambda peer_id: Link(peer_id, self.inbox),
-        )
+from tests.unit.net.conftest import Caller, House
 
 
 @pytest.fixture
@@ -285,8 +233,8 @@ async def test_silent_strangers_are_cut_and_cannot_lock_a_friend_out(
     left_device: Device, right_device: Device
 ) -> None:
     """S16: the oldest give way."""
-    house = House(right_device, [left_device.certificate_der])
-    house.listener = Listener(house.door, ListenerSettings(per_address_limit=4, total_limit=6))
+    settings = ListenerSettings(per_address_limit=4, total_limit=6)
+    house = House(right_device, [left_device.certificate_der], settings=settings)
     await house.listener.start(["127.0.0.1"])
     connections = [await asyncio.open_connection(*house.listener.addresses[0]) for _ in range(12)]
     caller = Caller(left_device)
@@ -307,8 +255,7 @@ async def test_silent_strangers_are_cut_and_cannot_lock_a_friend_out(
 
 async def test_a_silent_stranger_has_little_time(right_device: Device) -> None:
     """S16: a silent stranger has little time."""
-    house = House(right_device, [])
-    house.listener = Listener(house.door, ListenerSettings(handshake_seconds=0.02))
+    house = House(right_device, [], settings=ListenerSettings(handshake_seconds=0.02))
     await house.listener.start(["127.0.0.1"])
     reader, writer = await asyncio.open_connection(*house.listener.addresses[0])
     with contextlib.suppress(OSError):
@@ -319,8 +266,7 @@ async def test_a_silent_stranger_has_little_time(right_device: Device) -> None:
 
 async def test_a_slow_pairing_is_cut(right_device: Device) -> None:
     """S16: after the handshake too."""
-    house = House(right_device, [])
-    house.listener = Listener(house.door, ListenerSettings(handshake_seconds=0.05))
+    house = House(right_device, [], settings=ListenerSettings(handshake_seconds=0.05))
     await house.listener.start(["127.0.0.1"])
     channel, _ = await dial_unpaired(house.listener.addresses)
     with pytest.raises(LinkClosed):

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from p2ptrain.net.link.link import Link
-from p2ptrain.net.transport.dial import dial, dial_unpaired
-from p2ptrain.net.transport.listener import Listener, ListenerHooks, ListenerSettings
+from p2ptrain.net.transport.dial import dial_unpaired
+from p2ptrain.net.transport.listener import ListenerSettings
 from p2ptrain.net.transport.pace import HELLO_LIMIT_BYTES, Rate
 from p2ptrain.net.transport.pairing_channel import PairingChannel
-from p2ptrain.net.transport.tls import client_context, server_context, unpaired_client_context
+from p2ptrain.net.transport.tls import unpaired_client_context
 from p2ptrain.net.transport.tls_stream import HANDSHAKE_BYTES, TlsStream
-from tests.support.links import Inbox, make_device
+from tests.support.links import make_device
+from tests.unit.net.conftest import Caller, House
 
 PLENTY = Rate(per_second=1e6, burst=1e6)
 NO_PACE = ListenerSettings(
@@ -40,29 +40,14 @@ def client_hello() -> bytes:
 HELLO = client_hello()
 
 
-class House:
-    """A listening device that has one friend, and serves pairing by hanging up."""
+class Friends(House):
+    """A device that has one friend."""
 
     def __init__(self, folder: Path, settings: ListenerSettings, *, knows: str = "") -> None:
-        self.friend, self.device = make_device(folder, "friend"), make_device(folder, "house")
-        self.inbox, self.links = Inbox(), list[Link]()
-        self.channels = 0
-        context = server_context(self.device.pem_file, [self.friend.certificate_der])
-        door = ListenerHooks(
-            context=lambda: context,
-            make_link=self._make_link,
-            on_unpaired=self._on_unpaired,
-            is_known=lambda host: host == knows,
-        )
-        self.listener = Listener(door, settings)
-
-    def _make_link(self, peer_id: str) -> Link:
-        self.links.append(Link(peer_id, self.inbox))
-        self.inbox.changed.set()
-        return self.links[-1]
-
-    def _on_unpaired(self, channel: PairingChannel) -> None:
-        self.channels += 1
+        friend = make_device(folder, "friend")
+        device = make_device(folder, "house")
+        super().__init__(device, [friend.certificate_der], settings=settings, knows=knows)
+        self.friend = Caller(friend)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -71,12 +56,7 @@ class House:
     async def friend_connects(self) -> None:
         """Fails the test after a second."""
         async with asyncio.timeout(1.0):
-            link = await dial(
-                [self.address],
-                client_context(self.friend.pem_file, [self.device.certificate_der]),
-                self.device.id,
-                lambda peer_id: Link(peer_id, self.inbox),
-            )
+            link = await self.friend.dial(self)
             await self.inbox.until(lambda _inbox: bool(self.links))
         for end in (link, *self.links):
             end.abort()
@@ -84,7 +64,7 @@ class House:
 
 
 @contextlib.asynccontextmanager
-async def listening(house: House) -> AsyncIterator[House]:
+async def listening(house: Friends) -> AsyncIterator[Friends]:
     await house.listener.start(["127.0.0.1"])
     try:
         yield house
@@ -106,7 +86,7 @@ def alive(kind: type) -> int:
     return sum(type(thing) is kind for thing in gc.get_objects())
 
 
-async def knocks(house: House, said: bytes) -> None:
+async def knocks(house: Friends, said: bytes) -> None:
     """One stranger that says something and is gone."""
     reader, writer = await asyncio.open_connection(*house.address)
     writer.write(said)
@@ -116,7 +96,7 @@ async def knocks(house: House, said: bytes) -> None:
     writer.close()
 
 
-async def pairs_half(house: House) -> None:
+async def pairs_half(house: Friends) -> None:
     """One that ends the handshake, says something and is gone."""
     channel, _ = await dial_unpaired([house.address])
     await channel.send(b"hello")
@@ -137,14 +117,15 @@ async def nobody_left(house: House) -> None:
 @pytest.mark.usefixtures("without_collector")
 async def test_strangers_leave_nothing_though_no_garbage_is_collected(tmp_path: Path) -> None:
     """S16: whatever they say, nothing that they cost outlives their connection."""
-    async with listening(House(tmp_path, NO_PACE)) as house:
+    async with listening(Friends(tmp_path, NO_PACE)) as house:
         kinds = (b"", b"x", b"GET / HTTP/1.1\r\n\r\n", HELLO[:50], HELLO, HELLO + bytes(99))
         before = {kind: alive(kind) for kind in (TlsStream, PairingChannel, asyncio.Timeout)}
         for number in range(500):
             await knocks(house, kinds[number % len(kinds)])
         await asyncio.gather(*(pairs_half(house) for _ in range(5)))
         await nobody_left(house)
-        assert house.channels >= 5
+        assert len(house.channels) >= 5
+        house.channels.clear()
         assert {kind: alive(kind) for kind in before} == before
 
 
@@ -161,7 +142,7 @@ async def test_strangers_leave_nothing_though_no_garbage_is_collected(tmp_path: 
 )
 async def test_noise_ends_at_once_and_costs_no_handshake(tmp_path: Path, said: bytes) -> None:
     """S5: nothing of TLS is begun for it."""
-    async with listening(House(tmp_path, ListenerSettings())) as house:
+    async with listening(Friends(tmp_path, ListenerSettings())) as house:
         reader, writer = await asyncio.open_connection(*house.address)
         writer.write(said)
         async with asyncio.timeout(1.0):
@@ -171,7 +152,7 @@ async def test_noise_ends_at_once_and_costs_no_handshake(tmp_path: Path, said: b
 
 
 async def test_a_hello_may_come_in_pieces(tmp_path: Path) -> None:
-    async with listening(House(tmp_path, ListenerSettings())) as house:
+    async with listening(Friends(tmp_path, ListenerSettings())) as house:
         reader, writer = await asyncio.open_connection(*house.address)
         for byte in HELLO:
             writer.write(bytes([byte]))
@@ -183,7 +164,7 @@ async def test_a_hello_may_come_in_pieces(tmp_path: Path) -> None:
 
 async def test_a_handshake_without_end_is_cut(tmp_path: Path) -> None:
     """S15: 16 KiB is all that anybody may send before it is known who that is."""
-    async with listening(House(tmp_path, ListenerSettings())) as house:
+    async with listening(Friends(tmp_path, ListenerSettings())) as house:
         reader, writer = await asyncio.open_connection(*house.address)
         writer.write(HELLO)
         await reader.read(1)
@@ -198,7 +179,7 @@ async def test_a_handshake_without_end_is_cut(tmp_path: Path) -> None:
 
 async def test_a_friend_gets_in_past_hundreds_of_half_handshakes(tmp_path: Path) -> None:
     """S16: from the same address, whose pace they have used up."""
-    async with listening(House(tmp_path, ListenerSettings())) as house:
+    async with listening(Friends(tmp_path, ListenerSettings())) as house:
         sockets = []
         for number in range(150):
             stranger = socket.create_connection(house.address)
@@ -216,9 +197,9 @@ async def test_a_known_address_waits_for_no_flood_elsewhere(tmp_path: Path) -> N
     used_up = ListenerSettings(
         connections=Rate(per_second=1e-6, burst=0.0), handshakes=Rate(per_second=1e-6, burst=0.0)
     )
-    async with listening(House(tmp_path, used_up, knows="127.0.0.1")) as house:
+    async with listening(Friends(tmp_path, used_up, knows="127.0.0.1")) as house:
         await house.friend_connects()
-    async with listening(House(tmp_path, used_up)) as house:
+    async with listening(Friends(tmp_path, used_up)) as house:
         await knocks(house, HELLO)
         assert house.listener.strangers == 0
 
@@ -228,7 +209,7 @@ async def test_who_proves_to_be_a_friend_uses_up_no_pace(tmp_path: Path) -> None
     settings = ListenerSettings(
         connections_each=once, connections=once, handshakes_each=once, handshakes=once
     )
-    async with listening(House(tmp_path, settings)) as house:
+    async with listening(Friends(tmp_path, settings)) as house:
         for _ in range(3):
             await house.friend_connects()
             house.links.clear()
@@ -236,7 +217,7 @@ async def test_who_proves_to_be_a_friend_uses_up_no_pace(tmp_path: Path) -> None
 
 async def test_of_those_who_wait_for_a_handshake_the_newest_goes_first(tmp_path: Path) -> None:
     slow = ListenerSettings(handshakes_each=Rate(per_second=10.0, burst=1.0))
-    async with listening(House(tmp_path, slow)) as house:
+    async with listening(Friends(tmp_path, slow)) as house:
         strangers = [await asyncio.open_connection(*house.address) for _ in range(4)]
         answered: list[int] = []
 
