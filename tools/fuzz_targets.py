@@ -11,7 +11,7 @@ import random
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,11 @@ from p2ptrain.holder.start import journal
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.job.train_options import ReplanMethod
 from p2ptrain.mesh.discovery.addresses import parse, service_name
-from p2ptrain.mesh.election import election_wire
 from p2ptrain.mesh.identity import identity
 from p2ptrain.mesh.identity.device_record import DeviceRecord
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.links import hello, router
-from p2ptrain.mesh.membership import membership_wire
+from p2ptrain.mesh.membership import core_messages
 from p2ptrain.mesh.trust import pairing, trust
 from p2ptrain.mesh.trust.pairing_window import KnownCodes, PairingWindow
 from p2ptrain.mesh.trust.trust_store import TrustStore
@@ -82,13 +81,13 @@ from p2ptrain.model.stage.optimizer_spec import (
 )
 from p2ptrain.model.wire.tensor_codec import Unpacking, pack
 from p2ptrain.net import cbor
-from p2ptrain.net.blocks import decode_block
 from p2ptrain.net.decoder import FrameDecoder
 from p2ptrain.net.fields import Blob, FrameFields
 from p2ptrain.net.forms import write_form
 from p2ptrain.net.frame import (
     FrameFlag,
     Header,
+    decode_block,
     decode_header,
     decode_prefix,
     encode_header,
@@ -315,16 +314,24 @@ def _mesh() -> list[Target]:
         },
     ]
     election = [
-        election_wire.encode(election_wire.ElectionMessage(kind, 3, leader="ab12" * 4))
-        for kind in election_wire.ElectionKind
+        core_messages.encode(core_messages.ElectionMessage(kind, 3, leader="ab12" * 4))
+        for kind in core_messages.ElectionKind
     ]
     said = hello.Hello("pi", "0" * 16, 3.0, 4000, addresses=("192.168.1.2",), info={"threads": 4})
     error = router.to_fields(ProtocolError("no"))
     client = pairing.PairingClient(me, "pi", "12345678", me.certificate_der)
     service = b"\x00\x00\x84\x00\x00\x00\x00\x01\x00\x00\x00\x00\x09_p2ptrain\x04_tcp\x05local\x00"
     return [
-        Target("membership", of_value(membership_wire.decode), list(map(cbor.dumps, membership))),
-        Target("election", of_value(election_wire.decode), list(map(cbor.dumps, election))),
+        Target(
+            "membership",
+            of_value(partial(core_messages.decode, core_messages.MembershipMessage)),
+            list(map(cbor.dumps, membership)),
+        ),
+        Target(
+            "election",
+            of_value(partial(core_messages.decode, core_messages.ElectionMessage)),
+            list(map(cbor.dumps, election)),
+        ),
         Target(
             "hello",
             of_fields(lambda fields: hello.from_message(Message(hello.HELLO_KIND, fields))),

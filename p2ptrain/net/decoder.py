@@ -11,15 +11,17 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.net.blocks import BLOCK_BYTES, Filling, fill_blocks
 from p2ptrain.net.frame import (
+    BLOCK_BYTES,
     NUMBER_MODULUS,
     PREFIX_BYTES,
     Codec,
+    Filling,
     Header,
     Prefix,
     decode_header,
     decode_prefix,
+    fill_blocks,
 )
 from p2ptrain.net.message import HEADER_LIMIT_BYTES, Message, PartKind, Priority
 

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from p2ptrain.errors import InternalError
-from p2ptrain.net.blocks import BLOCK_BYTES, Block
 from p2ptrain.net.frame import (
+    BLOCK_BYTES,
     CHUNK_BYTES,
     FIRST,
     LAST,
     PREFIX_BYTES,
+    Block,
     Codec,
     encode_header,
     pack_prefix,

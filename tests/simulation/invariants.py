@@ -15,7 +15,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p2ptrain.mesh.conduct import Judgement
-from p2ptrain.mesh.election.election_wire import ElectionKind
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import (
     CoordinatorIs,
@@ -25,6 +24,7 @@ from p2ptrain.mesh.membership.core_events import (
     MemberUpdated,
     SendTo,
 )
+from p2ptrain.mesh.membership.core_messages import ElectionKind
 from tests.simulation.device import Device
 
 _GONE = (MemberState.DEAD, MemberState.LEFT)

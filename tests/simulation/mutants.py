@@ -12,8 +12,8 @@ from p2ptrain.mesh.election.election import Election
 from p2ptrain.mesh.election.terms import CoordinatorClaim, ElectionConfig
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import CoordinatorIs, MemberRecord
+from p2ptrain.mesh.membership.core_messages import Claim
 from p2ptrain.mesh.membership.membership import Membership
-from p2ptrain.mesh.membership.membership_wire import Claim
 from tests.simulation.device import Build
 
 

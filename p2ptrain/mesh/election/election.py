@@ -26,13 +26,6 @@ from random import Random
 
 from p2ptrain.errors import InternalError
 from p2ptrain.mesh.conduct import Offence
-from p2ptrain.mesh.election.election_wire import (
-    SUPPORT_LIMIT,
-    ElectionKind,
-    ElectionMessage,
-    decode,
-    encode,
-)
 from p2ptrain.mesh.election.terms import (
     ClaimVerdict,
     CoordinatorClaim,
@@ -49,6 +42,13 @@ from p2ptrain.mesh.membership.core_events import (
     MessageReceived,
     Misbehaved,
     SendTo,
+)
+from p2ptrain.mesh.membership.core_messages import (
+    SUPPORT_LIMIT,
+    ElectionKind,
+    ElectionMessage,
+    decode,
+    encode,
 )
 
 _NEVER = float("inf")
@@ -128,7 +128,9 @@ class Election:
         Raises:
             ProtocolError: the payload is not what the protocol allows; nothing was changed.
         """
-        message = decode(event.payload) if isinstance(event, MessageReceived) else None
+        message = (
+            decode(ElectionMessage, event.payload) if isinstance(event, MessageReceived) else None
+        )
         self._begin(now)
         match event:
             case MembersChanged(alive):

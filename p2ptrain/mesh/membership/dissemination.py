@@ -21,9 +21,7 @@ from random import Random
 
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import Instruction, MemberRecord, SendTo
-from p2ptrain.mesh.membership.member_table import LinkState, MemberTable
-from p2ptrain.mesh.membership.membership_config import MembershipConfig
-from p2ptrain.mesh.membership.membership_wire import (
+from p2ptrain.mesh.membership.core_messages import (
     CLAIMS_LIMIT,
     ENVELOPE_BYTES,
     Claim,
@@ -32,6 +30,8 @@ from p2ptrain.mesh.membership.membership_wire import (
     claim_bytes,
     encode,
 )
+from p2ptrain.mesh.membership.member_table import LinkState, MemberTable
+from p2ptrain.mesh.membership.membership_config import MembershipConfig
 from p2ptrain.mesh.membership.suspicion import Suspicion
 
 

@@ -17,10 +17,10 @@ import math
 from dataclasses import dataclass
 from random import Random
 
+from p2ptrain.mesh.membership.core_messages import MembershipKind, MembershipMessage
 from p2ptrain.mesh.membership.dissemination import Dissemination
 from p2ptrain.mesh.membership.member_table import LinkState, MemberTable
 from p2ptrain.mesh.membership.membership_config import MembershipConfig
-from p2ptrain.mesh.membership.membership_wire import MembershipKind, MembershipMessage
 from p2ptrain.mesh.membership.probing import Probe, Prober, ProbeRelay
 from p2ptrain.mesh.membership.suspicion import Suspicion
 

@@ -41,17 +41,17 @@ from p2ptrain.mesh.membership.core_events import (
     SelfChanged,
     TrustChanged,
 )
-from p2ptrain.mesh.membership.dissemination import Dissemination
-from p2ptrain.mesh.membership.failure_detector import FailureDetector, SilenceFinding, SilentWitness
-from p2ptrain.mesh.membership.member_table import LIVE, LinkState, MemberTable, supersedes
-from p2ptrain.mesh.membership.membership_config import MembershipConfig
-from p2ptrain.mesh.membership.membership_wire import (
+from p2ptrain.mesh.membership.core_messages import (
     Claim,
     MembershipKind,
     MembershipMessage,
     check_record,
     decode,
 )
+from p2ptrain.mesh.membership.dissemination import Dissemination
+from p2ptrain.mesh.membership.failure_detector import FailureDetector, SilenceFinding, SilentWitness
+from p2ptrain.mesh.membership.member_table import LIVE, LinkState, MemberTable, supersedes
+from p2ptrain.mesh.membership.membership_config import MembershipConfig
 from p2ptrain.mesh.membership.suspicion import Suspicion, group_factor
 
 _CONFIRMERS = 8  # members that probe a suspect at once, on average, so that others confirm soon
@@ -125,7 +125,9 @@ class Membership:
             ProtocolError: the payload, or what SelfChanged gives, is not what the protocol allows;
                 nothing was changed. A peer's link should be closed.
         """
-        message = decode(event.payload) if isinstance(event, MessageReceived) else None
+        message = (
+            decode(MembershipMessage, event.payload) if isinstance(event, MessageReceived) else None
+        )
         self._begin(now)
         if self._has_left:
             return []

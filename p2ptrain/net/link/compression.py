@@ -23,9 +23,8 @@ from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from functools import partial
 
-from p2ptrain.net.blocks import BLOCK_BYTES, Block, encode_block
 from p2ptrain.net.encoder import CompressionJob, OutgoingMessage
-from p2ptrain.net.frame import Codec
+from p2ptrain.net.frame import BLOCK_BYTES, Block, Codec, encode_block
 from p2ptrain.net.link.send_queue import Outbox
 from p2ptrain.net.message import PartKind
 

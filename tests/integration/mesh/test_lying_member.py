@@ -14,16 +14,20 @@ import pytest
 
 from p2ptrain import events
 from p2ptrain.events import Member
-from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage
-from p2ptrain.mesh.election.election_wire import encode as encode_election
 from p2ptrain.mesh.identity import device_record
 from p2ptrain.mesh.identity.device_record import DEVICE_FILE
 from p2ptrain.mesh.identity.identity import load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import MemberRecord
-from p2ptrain.mesh.membership.membership_wire import Claim, MembershipKind, MembershipMessage
-from p2ptrain.mesh.membership.membership_wire import encode as encode_membership
+from p2ptrain.mesh.membership.core_messages import (
+    Claim,
+    ElectionKind,
+    ElectionMessage,
+    MembershipKind,
+    MembershipMessage,
+    encode,
+)
 from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND
 from p2ptrain.mesh.trust.trust import TrustedDevice, encode_record, sign_record
 from p2ptrain.mesh.trust.trust_store import TrustStore
@@ -71,7 +75,7 @@ async def say(liar: Device, to: Device, kind: str, fields: Fields) -> None:
 
 async def claim(liar: Device, to: Device, *records: MemberRecord) -> None:
     message = MembershipMessage(MembershipKind.GOSSIP, tuple(map(Claim, records)))
-    await say(liar, to, MEMBERSHIP_KIND, {"payload": encode_membership(message)})
+    await say(liar, to, MEMBERSHIP_KIND, {"payload": encode(message)})
 
 
 def record_of(device: Device, member: Device) -> MemberRecord:
@@ -179,7 +183,7 @@ async def test_s17_absurd_terms_split_no_household_and_their_sender_is_cut_off(
     anna, bert, eve = three
     for number in range(200):
         said = replace(lie, term=min(lie.term + (number << 20), 1 << 53))
-        await say(eve, anna, ELECTION_KIND, {"payload": encode_election(said)})
+        await say(eve, anna, ELECTION_KIND, {"payload": encode(said)})
     await cut_off(anna, eve)
     await still_alive(anna, bert)
     assert anna.mesh.membership_driver.election.term < 20

@@ -24,12 +24,12 @@ from p2ptrain.events import (
     Ready,
     Renamed,
 )
-from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage, encode
 from p2ptrain.mesh.identity.device_record import DEVICE_FILE
 from p2ptrain.mesh.identity.identity import IDENTITY_FILE, load_or_create
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import LinkLost, LinkUp, MemberChanged, MemberState, MeshEvent
 from p2ptrain.mesh.links.hello import Hello, to_message
+from p2ptrain.mesh.membership.core_messages import ElectionKind, ElectionMessage, encode
 from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND
 from p2ptrain.mesh.trust.pairing_window import PairingWindow
 from p2ptrain.net.frame import Header

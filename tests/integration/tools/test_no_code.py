@@ -16,7 +16,7 @@ import pytest
 import p2ptrain
 from p2ptrain.errors import ProtocolError
 from p2ptrain.model.graph.decoding import decode_model
-from p2ptrain.net.blocks import decode_block
+from p2ptrain.net.frame import decode_block
 from tools.fuzz_targets import OWN_ERRORS, mutated, targets
 
 FORBIDDEN_MODULES = {"pickle", "marshal", "shelve", "dill", "cloudpickle", "joblib", "yaml"}

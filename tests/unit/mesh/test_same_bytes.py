@@ -23,7 +23,7 @@ from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.links.hello import Hello, LinkRefusal, refused, to_message
 from p2ptrain.mesh.membership.core_events import MemberRecord
-from p2ptrain.mesh.membership.membership_wire import (
+from p2ptrain.mesh.membership.core_messages import (
     Claim,
     MembershipKind,
     MembershipMessage,

@@ -13,15 +13,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.net.blocks import BLOCK_BYTES, STORED, encode_block
 from p2ptrain.net.decoder import FrameDecoder
 from p2ptrain.net.encoder import OutgoingMessage
 from p2ptrain.net.frame import (
+    BLOCK_BYTES,
     CHUNK_BYTES,
+    STORED,
     Codec,
     FrameFlag,
     Header,
     Prefix,
+    encode_block,
     encode_header,
     pack_prefix,
 )

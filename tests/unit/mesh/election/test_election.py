@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.conduct import Offence
 from p2ptrain.mesh.election.election import Election
-from p2ptrain.mesh.election.election_wire import ElectionKind, ElectionMessage, decode, encode
 from p2ptrain.mesh.election.terms import ClaimVerdict, CoordinatorClaim, ElectionConfig, judge
 from p2ptrain.mesh.membership.core_events import (
     CoordinatorIs,
@@ -23,6 +22,7 @@ from p2ptrain.mesh.membership.core_events import (
     Misbehaved,
     SendTo,
 )
+from p2ptrain.mesh.membership.core_messages import ElectionKind, ElectionMessage, decode, encode
 from tests.support.thorough import examples_of
 from tests.unit.mesh.cores import Cores
 
@@ -83,7 +83,7 @@ class Voters(Cores[Election]):
 
     def note(self, id_: str, instruction: Instruction | ElectionInstruction) -> None:
         if isinstance(instruction, SendTo):
-            self.sent.append((id_, instruction.peer, decode(instruction.payload)))
+            self.sent.append((id_, instruction.peer, decode(ElectionMessage, instruction.payload)))
         elif isinstance(instruction, CoordinatorIs | CoordinatorLost):
             self.said[id_].append(instruction)
 
@@ -439,16 +439,16 @@ def test_a_mutated_message_is_refused_or_sane(
     kind: ElectionKind, change: dict[str, object]
 ) -> None:
     try:
-        message = decode(encode(ElectionMessage(kind, term=3)) | change)
+        message = decode(ElectionMessage, encode(ElectionMessage(kind, term=3)) | change)
     except ProtocolError:
         return
-    assert encode(decode(encode(message))) == encode(message)
+    assert encode(decode(ElectionMessage, encode(message))) == encode(message)
 
 
 @pytest.mark.parametrize("payload", [None, [], "poll", 7, {}, {"kind": []}, {"kind": "coup"}])
 def test_nonsense_is_a_protocol_error(payload: object) -> None:
     with pytest.raises(ProtocolError):
-        decode(payload)
+        decode(ElectionMessage, payload)
 
 
 # -- claims -------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from p2ptrain.mesh.links.hello import (
     to_message,
 )
 from p2ptrain.mesh.membership.core_events import MemberRecord
-from p2ptrain.mesh.membership.membership_wire import (
+from p2ptrain.mesh.membership.core_messages import (
     Claim,
     MembershipKind,
     MembershipMessage,
@@ -120,7 +120,9 @@ def test_a_name_is_written_in_one_way_wherever_it_comes_from(typed: str, written
     assert checked_name(typed) == written
     assert peer_name(typed) == written
     record = MemberRecord("a", typed)
-    (claim,) = decode(encode(MembershipMessage(MembershipKind.GOSSIP, (Claim(record),)))).claims
+    (claim,) = decode(
+        MembershipMessage, encode(MembershipMessage(MembershipKind.GOSSIP, (Claim(record),)))
+    ).claims
     assert claim.record.name == written
     check_record(MemberRecord("a", written, info={"os": "ノート\u3000パソコン"}))
 

@@ -21,14 +21,14 @@ from p2ptrain.mesh.membership.core_events import (
     SendTo,
     TrustChanged,
 )
-from p2ptrain.mesh.membership.membership import Membership
-from p2ptrain.mesh.membership.membership_config import HOME_LAN
-from p2ptrain.mesh.membership.membership_wire import (
+from p2ptrain.mesh.membership.core_messages import (
     Claim,
     MembershipKind,
     MembershipMessage,
     encode,
 )
+from p2ptrain.mesh.membership.membership import Membership
+from p2ptrain.mesh.membership.membership_config import HOME_LAN
 from tests.unit.mesh.membership.cluster import Cluster
 
 ALIVE, SUSPECT, DEAD, LEFT = (

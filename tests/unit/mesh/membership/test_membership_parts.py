@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from p2ptrain.errors import ProtocolError
 from p2ptrain.mesh.interface import MemberState
 from p2ptrain.mesh.membership.core_events import MemberRecord
-from p2ptrain.mesh.membership.dissemination import BroadcastQueue
-from p2ptrain.mesh.membership.failure_detector import LocalHealth
-from p2ptrain.mesh.membership.membership_wire import (
+from p2ptrain.mesh.membership.core_messages import (
     Claim,
     MembershipKind,
     MembershipMessage,
     decode,
     encode,
 )
+from p2ptrain.mesh.membership.dissemination import BroadcastQueue
+from p2ptrain.mesh.membership.failure_detector import LocalHealth
 from p2ptrain.mesh.membership.probing import Prober
 from p2ptrain.mesh.membership.suspicion import Suspicion, group_factor, suspicion_timeout
 from p2ptrain.net.fields import peer_name
@@ -229,14 +229,14 @@ _junk = st.recursive(
 @settings(max_examples=30, deadline=None)
 @given(_messages)
 def test_messages_survive_cbor(message: MembershipMessage) -> None:
-    assert decode(cbor2.loads(cbor2.dumps(encode(message)))) == message
+    assert decode(MembershipMessage, cbor2.loads(cbor2.dumps(encode(message)))) == message
 
 
 @settings(max_examples=30, deadline=None)
 @given(_junk)
 def test_nonsense_is_a_protocol_error(payload: object) -> None:
     with pytest.raises(ProtocolError):
-        decode(payload)
+        decode(MembershipMessage, payload)
 
 
 @settings(max_examples=30, deadline=None)
@@ -251,10 +251,10 @@ def test_a_mutated_message_is_refused_or_sane(
     key = data.draw(st.sampled_from(sorted(place)))
     place[key] = data.draw(_junk)
     try:
-        decoded = decode(payload)
+        decoded = decode(MembershipMessage, payload)
     except ProtocolError:
         return
-    assert decode(encode(decoded)) == decoded
+    assert decode(MembershipMessage, encode(decoded)) == decoded
 
 
 @pytest.mark.parametrize(
@@ -273,7 +273,7 @@ def test_a_mutated_message_is_refused_or_sane(
 def test_bad_fields_are_refused(change: dict[str, object]) -> None:
     payload = encode(MembershipMessage(MembershipKind.PING, sequence=1)) | change
     with pytest.raises(ProtocolError):
-        decode(payload)
+        decode(MembershipMessage, payload)
 
 
 @pytest.mark.parametrize(
@@ -305,7 +305,7 @@ def test_bad_claims_are_refused(change: dict[str, object]) -> None:
     payload = encode(MembershipMessage(MembershipKind.GOSSIP, (claim("a"),)))
     payload["claims"][0] |= change
     with pytest.raises(ProtocolError):
-        decode(payload)
+        decode(MembershipMessage, payload)
 
 
 @pytest.mark.parametrize(
@@ -319,5 +319,5 @@ def test_a_name_that_no_device_may_have_is_replaced(told: str, kept: str) -> Non
     """Others get it in trust records, and end the link over one that none may have."""
     payload = encode(MembershipMessage(MembershipKind.GOSSIP, (claim("a"),)))
     payload["claims"][0]["name"] = told
-    (read,) = decode(payload).claims
+    (read,) = decode(MembershipMessage, payload).claims
     assert read.record.name == kept

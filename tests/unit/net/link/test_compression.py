@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from p2ptrain.net.blocks import Block
-from p2ptrain.net.frame import Codec
+from p2ptrain.net.frame import Block, Codec
 from p2ptrain.net.link.compression import ChooserSettings, Compressed, CompressionChooser
 from p2ptrain.net.message import PartKind
 

@@ -5,9 +5,8 @@ import asyncio
 import pytest
 
 from p2ptrain.errors import LinkClosed
-from p2ptrain.net.blocks import encode_block
 from p2ptrain.net.encoder import OutgoingMessage
-from p2ptrain.net.frame import CHUNK_BYTES, Codec
+from p2ptrain.net.frame import CHUNK_BYTES, Codec, encode_block
 from p2ptrain.net.link.send_queue import Outbox, SendQueue
 from p2ptrain.net.message import Message, PartKind, Priority
 
