@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.loader import FeedItem
-from p2ptrain.holder.start.model_limits import LEAVES_OUT
+from p2ptrain.holder.start.loss_count import LEAVES_OUT
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.rounds import Round, RoundMode
 from p2ptrain.messages.assignment import StageAssignment

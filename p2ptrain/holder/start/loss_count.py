@@ -1,4 +1,4 @@
-"""What a job's loss counts, and whether that is all there is to it: found before the plan.
+"""What a job's loss counts, and where it looks across samples all the same: found before the plan.
 
     normalizer given                                    that
     one mean of torch's over classified targets         those it does not leave out, class weights
@@ -28,22 +28,60 @@ from p2ptrain.holder.input.batch_counts import (
     weigh,
 )
 from p2ptrain.holder.input.mini_batches import SampleReader
-from p2ptrain.holder.start.model_limits import (
-    SEEN,
-    Across,
-    few_samples,
-    looks_across,
-    uncounted,
-)
 from p2ptrain.job.data_kinds import is_map_style
 from p2ptrain.job.job import Job
 from p2ptrain.model.capture.captured import Captured
-from p2ptrain.model.sample_independence.class_losses import ClassLosses, entered
-from p2ptrain.model.sample_independence.division_probe import HalfWeights, alike, in_double
+from p2ptrain.model.sample_independence.class_losses import DEFAULT_IGNORED, ClassLosses, entered
+from p2ptrain.model.sample_independence.division_effects import (
+    division_effects,
+    statistics_effects,
+)
+from p2ptrain.model.sample_independence.division_probe import (
+    SAMPLES,
+    HalfWeights,
+    Mixing,
+    alike,
+    first_mixing_unit,
+    in_double,
+    with_own_buffers,
+)
+from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, of_samples
+from p2ptrain.model.stage.program import Program
+from p2ptrain.model.stage.stage import NO_SEED
 
 READ_WHOLE_BYTES = 64 << 20
 """Of a mini-batch. A larger one is read micro-batch by micro-batch as long as the data shows no
 target that is left out, since what all of it counts is known once all of it is read."""
+
+
+LEAVES_OUT = "the loss leaves targets out, each part of a micro-batch for itself"
+
+_WEIGHS = "the loss weighs classes, each part of a micro-batch for itself"
+
+SEEN = 16
+"""Samples of the data that are looked at for targets that a loss leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Across:
+    """Where a model or its loss looks across samples, so that parts of a batch train another model.
+
+    Attributes:
+        samples: how; "" where it does not.
+        sum_of: the loss of a batch is the sum of what its parts give, not their mean.
+        statistics: how results depend on the number of samples that are computed together, and on
+            that alone (BatchNorm, dropout); "" where they do not.
+        leaves_out: it would look across samples where the data had targets that it leaves out, and
+            none has been found.
+    """
+
+    samples: str = ""
+    sum_of: bool = False
+    statistics: str = ""
+    leaves_out: bool = False
+
+
+NOWHERE = Across()
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,18 +152,80 @@ def _across(
     *,
     is_ignored: bool,
 ) -> Across:
-    least, seen = captured.trains.least, spread(samples)
-    few = samples.collate([seen[k] for k in few_samples(least)])
-    return looks_across(
-        captured.description,
-        captured.state(),
-        (captured.entering(few[0], "train"), captured.targets(few)),
-        least,
-        () if count is not None else uncounted(losses, ignored=is_ignored),
-        alike if count is None else _half_weights(captured, count, few),
-        losses.ignored(),
-        is_ignored=is_ignored,
-    )
+    """Read from the model's graph, and tried: whether parts of a batch add up to the whole.
+
+    Args:
+        is_ignored: whether the data has targets that a loss leaves out.
+
+    Raises:
+        ScriptError: the model cannot compute with these samples.
+    """
+    description, least, seen = captured.description, captured.trains.least, spread(samples)
+    few = samples.collate([seen[k] for k in _few_samples(least)])
+    statistics = statistics_effects(description)
+    effects = [effect for effect in division_effects(description) if effect not in statistics]
+    if count is None:
+        effects += _uncounted(losses, ignored=is_ignored)
+    text = "; ".join(statistics)
+    if effects:
+        return Across("; ".join(effects), statistics=text)
+    if 2 * least > SEEN:
+        return Across(f"the model needs {least} samples together", statistics=text)
+    weights = alike if count is None else _half_weights(captured, count, few)
+    found = _first_mixing(captured, few, weights, losses)
+    if found is None or (found.is_told and not is_ignored):
+        return Across(statistics=text, leaves_out=found is not None)
+    where = f"layer {description.units[found.unit].name}"
+    if found.unit == len(description.units) - 1 and not found.is_sum:
+        where += ", or the loss is no mean over samples"
+    if found.is_sum:
+        how = f"the loss is a sum over the samples, not their mean (in {where})"
+        return Across(how, sum_of=True, statistics=text)
+    return Across(f"samples are not computed independently ({where})", statistics=text)
+
+
+def _uncounted(losses: ClassLosses, *, ignored: bool) -> tuple[str, ...]:
+    """How torch's losses over classes look across samples, where nothing counts their targets.
+
+    Args:
+        ignored: whether the data has targets that one of them leaves out.
+    """
+    found = [_WEIGHS] if losses.weighs_classes else []
+    if losses.leaves_out_a_class:
+        found.append(LEAVES_OUT)
+    elif ignored:
+        found.append(f"{LEAVES_OUT} (those of {DEFAULT_IGNORED})")
+    return tuple(found)
+
+
+def _first_mixing(
+    captured: Captured, batch: Batch, weights: HalfWeights, losses: ClassLosses
+) -> Mixing | None:
+    description, state = captured.description, captured.state()
+    tried = captured.entering(batch[0], "train"), captured.targets(batch)
+    try:
+        return first_mixing_unit(description, state, *tried, weights, losses.ignored())
+    except OPERATORS_RAISE as error:
+        unit = failing_unit(error)
+        if unit is None:
+            raise
+        own = with_own_buffers(description, state)
+        program = Program(description, 0, len(description.units), "train", own)
+        with suppress(*OPERATORS_RAISE), torch.no_grad():
+            program.run(*tried, NO_SEED)
+            # not with the samples of others: the last unit stands for what cannot be tried apart
+            return Mixing(len(description.units) - 1)
+        why = of_samples(
+            error,
+            "Look for types other than the model's, and for labels or indices out of range",
+        )
+        raise ScriptError(f"layer {unit} failed with samples of the data: {why}") from error
+
+
+def _few_samples(least: int) -> list[int]:
+    """Which of `SEEN` samples are tried: as far apart as can be."""
+    count = min(max(SAMPLES, 2 * least), SEEN)
+    return list(range(0, SEEN, SEEN // count))[:count]
 
 
 def _leaves_out(captured: Captured, samples: SampleReader, losses: ClassLosses) -> bool:

@@ -19,7 +19,7 @@ import torch
 
 from p2ptrain.errors import CaptureError
 from p2ptrain.holder.input.mini_batches import SampleReader, too_few
-from p2ptrain.holder.start.model_limits import Across
+from p2ptrain.holder.start.loss_count import Across
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import AUTO, Job, MicroBatch
 from p2ptrain.model.capture.captured import Captured

@@ -8,38 +8,21 @@ has the whole model, as with `plan --private`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
 import torch
-from torch import Tensor
 
-from p2ptrain.errors import OptionError, ScriptError
+from p2ptrain.errors import OptionError
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import RoundMode
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.plan_request import SHARING_TEXT_LIMIT, SharingLimits
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.graph.nodes import InputRef, TargetRef
-from p2ptrain.model.sample_independence.class_losses import DEFAULT_IGNORED, ClassLosses
 from p2ptrain.model.sample_independence.division_effects import (
     division_effects,
     indivisible_boundaries,
-    statistics_effects,
 )
-from p2ptrain.model.sample_independence.division_probe import (
-    SAMPLES,
-    HalfWeights,
-    Mixing,
-    first_mixing_unit,
-    with_own_buffers,
-)
-from p2ptrain.model.stage.failures import OPERATORS_RAISE, failing_unit, of_samples
 from p2ptrain.model.stage.mutated_state import written_names
-from p2ptrain.model.stage.program import Program
 from p2ptrain.model.stage.running_statistics import shareable
-from p2ptrain.model.stage.stage import NO_SEED
 from p2ptrain.plan.types.weight_versions import Weights
 
 _NAMES = {
@@ -155,14 +138,6 @@ def _first_target_unit(description: ModelDescription, mode: RoundMode) -> int:
     return min(users, default=len(description.units) - 1)
 
 
-LEAVES_OUT = "the loss leaves targets out, each part of a micro-batch for itself"
-
-_WEIGHS = "the loss weighs classes, each part of a micro-batch for itself"
-
-SEEN = 16
-"""Samples of the data that are looked at for targets that a loss leaves out."""
-
-
 def read_sharing(description: ModelDescription) -> SharingLimits:
     """Read from the model's graph."""
     return SharingLimits(
@@ -170,130 +145,3 @@ def read_sharing(description: ModelDescription) -> SharingLimits:
         divisible=not indivisible_boundaries(description),
         effects=division_effects(description),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Across:
-    """Where a model or its loss looks across samples, so that parts of a batch train another model.
-
-    Attributes:
-        samples: how; "" where it does not.
-        sum_of: the loss of a batch is the sum of what its parts give, not their mean.
-        statistics: how results depend on the number of samples that are computed together, and on
-            that alone (BatchNorm, dropout); "" where they do not.
-        leaves_out: it would look across samples where the data had targets that it leaves out, and
-            none has been found.
-    """
-
-    samples: str = ""
-    sum_of: bool = False
-    statistics: str = ""
-    leaves_out: bool = False
-
-
-NOWHERE = Across()
-
-
-def uncounted(losses: ClassLosses, *, ignored: bool) -> tuple[str, ...]:
-    """How torch's losses over classes look across samples, where nothing counts their targets.
-
-    Args:
-        ignored: whether the data has targets that one of them leaves out.
-    """
-    found = [_WEIGHS] if losses.weighs_classes else []
-    if losses.leaves_out_a_class:
-        found.append(LEAVES_OUT)
-    elif ignored:
-        found.append(f"{LEAVES_OUT} (those of {DEFAULT_IGNORED})")
-    return tuple(found)
-
-
-def looks_across(
-    description: ModelDescription,
-    state: Mapping[str, Tensor],
-    batch: tuple[Sequence[Tensor], Sequence[Tensor]],
-    least: int,
-    shown: Sequence[str],
-    weights: HalfWeights,
-    ignored: Mapping[InputRef | TargetRef, Sequence[float]],
-    *,
-    is_ignored: bool,
-) -> Across:
-    """Read from the model's graph, and tried: whether parts of a batch add up to the whole.
-
-    Args:
-        state: tensors by canonical name.
-        batch: of `few_samples` samples what the first unit takes, and all leaves of the targets.
-        least: the fewest samples that the model is computed with.
-        shown: what is known already.
-        weights: as `first_mixing_unit`.
-        ignored: by leaf of the batch, targets that a loss leaves out.
-        is_ignored: whether the data has such.
-
-    Raises:
-        ScriptError: the model cannot compute with these samples.
-    """
-    statistics = statistics_effects(description)
-    effects = [effect for effect in division_effects(description) if effect not in statistics]
-    text = "; ".join(statistics)
-    if effects or shown:
-        return Across("; ".join((*effects, *shown)), statistics=text)
-    if 2 * least > SEEN:
-        return Across(f"the model needs {least} samples together", statistics=text)
-    found = _first_mixing(description, state, *batch, weights, ignored)
-    if found is None or (found.is_told and not is_ignored):
-        return Across(statistics=text, leaves_out=found is not None)
-    where = f"layer {description.units[found.unit].name}"
-    if found.unit == len(description.units) - 1 and not found.is_sum:
-        where += ", or the loss is no mean over samples"
-    if found.is_sum:
-        how = f"the loss is a sum over the samples, not their mean (in {where})"
-        return Across(how, sum_of=True, statistics=text)
-    return Across(f"samples are not computed independently ({where})", statistics=text)
-
-
-def _first_mixing(
-    description: ModelDescription,
-    state: Mapping[str, Tensor],
-    inputs: Sequence[Tensor],
-    targets: Sequence[Tensor],
-    weights: HalfWeights,
-    telling: Mapping[InputRef | TargetRef, Sequence[float]],
-) -> Mixing | None:
-    try:
-        return first_mixing_unit(description, state, inputs, targets, weights, telling)
-    except OPERATORS_RAISE as error:
-        unit = failing_unit(error)
-        if unit is None:
-            raise
-        if _computes(description, state, inputs, targets):
-            # not with the samples of others: the last unit stands for what cannot be tried apart
-            return Mixing(len(description.units) - 1)
-        why = of_samples(
-            error,
-            "Look for types other than the model's, and for labels or indices out of range",
-        )
-        raise ScriptError(f"layer {unit} failed with samples of the data: {why}") from error
-
-
-def _computes(
-    description: ModelDescription,
-    state: Mapping[str, Tensor],
-    inputs: Sequence[Tensor],
-    targets: Sequence[Tensor],
-) -> bool:
-    """Whether the samples go through the model as they are."""
-    own = with_own_buffers(description, state)
-    program = Program(description, 0, len(description.units), "train", own)
-    try:
-        with torch.no_grad():
-            program.run(inputs, targets, NO_SEED)
-    except OPERATORS_RAISE:
-        return False
-    return True
-
-
-def few_samples(least: int) -> list[int]:
-    """Which of `SEEN` samples are tried: as far apart as can be."""
-    count = min(max(SAMPLES, 2 * least), SEEN)
-    return list(range(0, SEEN, SEEN // count))[:count]

@@ -26,7 +26,7 @@ from p2ptrain.holder.input.open_data import (
     open_evaluation,
 )
 from p2ptrain.holder.start.first_batch import PlainBatches, compared, explained
-from p2ptrain.holder.start.loss_count import find_count, spread
+from p2ptrain.holder.start.loss_count import Across, find_count, spread
 from p2ptrain.holder.start.micro_batch import (
     check_evaluation_sizes,
     check_fewest,
@@ -36,7 +36,6 @@ from p2ptrain.holder.start.micro_batch import (
     within,
 )
 from p2ptrain.holder.start.model_limits import (
-    Across,
     check_asynchronous,
     read_sharing,
     why_all_private,

@@ -16,7 +16,8 @@ from p2ptrain.holder.input.batch_layout import ReadBatch, SampleSizes
 from p2ptrain.holder.input.loader import MicroBatchLoader
 from p2ptrain.holder.input.mini_batches import BatchSource, EvaluationSource
 from p2ptrain.holder.start.journal import FIRST_GENERATION
-from p2ptrain.holder.start.model_limits import NOWHERE, Across, private_units, why_unshared
+from p2ptrain.holder.start.loss_count import NOWHERE, Across
+from p2ptrain.holder.start.model_limits import private_units, why_unshared
 from p2ptrain.job.given_weights import hint_of
 from p2ptrain.job.job import Job
 from p2ptrain.job.rounds import LENGTHS_ROOM, Round, RoundMode

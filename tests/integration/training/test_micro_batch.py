@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
 from p2ptrain.errors import CaptureError, OptionError
+from p2ptrain.holder.start.loss_count import Across
 from p2ptrain.holder.start.micro_batch import settled
-from p2ptrain.holder.start.model_limits import Across
 from p2ptrain.holder.start.prepare import prepare
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.job import Job, MicroBatch
