@@ -17,7 +17,7 @@ from time import monotonic
 from torch import Tensor
 
 from p2ptrain import events, failpoints
-from p2ptrain.aio.tasks import run_in_background
+from p2ptrain.aio.tasks import TaskOwner, run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import (
     PeerError,
@@ -486,14 +486,13 @@ class JobTrainer:
             return [*([] if stable is None else [stable.step]), self._reports.reported.step]
 
         keeping = loader_memory.keep(self._folder, self._id, prepared.batches, needed)
-        noting = asyncio.create_task(keeping, name="note the loader's place")
-        metering = asyncio.create_task(self._energy.run(), name="count energy")
+        beside = TaskOwner()
+        beside.spawn(keeping, "note the loader's place")
+        beside.spawn(self._energy.run(), "count energy")
         try:
             await self._until_interrupted(driver)
         finally:
-            noting.cancel()
-            metering.cancel()
-            await asyncio.gather(noting, metering, return_exceptions=True)
+            await beside.cancel()
             if self._checkpointer is not None:
                 await self._checkpointer.close()
 

@@ -92,6 +92,9 @@ class ReplanEvaluation:
         self._request = request
         self._profiler = profiler
         self._search = search
+        self._fixed = replan_decision.fixed_request(request.planning, request.in_force.plan)
+        self._household: MeasuredCluster  # from `answer` on
+        self._present: replan_decision.PresentPlan
 
     async def answer(self) -> tuple[ReplanDecision, frozenset[str]]:
         """What to do, and the ids of the devices whose speeds and links were known.
@@ -101,15 +104,12 @@ class ReplanEvaluation:
             PeerError: this device does not say what it has.
         """
         request = self._request
-        household = await self._household()
+        household = self._household = await self._measured_household()
         plan = request.in_force.named(self._mesh)
-        fixed = replan_decision.fixed_request(request.planning, request.in_force.plan)
-        present = await run_in_background(
-            partial(replan_decision.present_plan, fixed, household, plan, request.work)
+        present = self._present = await run_in_background(
+            partial(replan_decision.present_plan, self._fixed, household, plan, request.work)
         )
-        decision = await self._with_newcomers(fixed, household, present)
-        if decision is None:
-            decision = await self._best(fixed, household, present)
+        decision = await self._with_newcomers() or await self._best()
         log.info(
             "plan_considered",
             why=request.reason.value,
@@ -119,73 +119,57 @@ class ReplanEvaluation:
         )
         return decision, frozenset(candidate.id for candidate in household.candidates)
 
-    async def _decided(
-        self,
-        fixed: JobPlanRequest,
-        household: MeasuredCluster,
-        present: replan_decision.PresentPlan,
-        found: list[Plan],
-    ) -> ReplanDecision:
-        ages = () if fixed.ftpipehd is not None else self._request.moved_seconds_ago
+    async def _decided(self, found: list[Plan]) -> ReplanDecision:
+        ages = () if self._fixed.ftpipehd is not None else self._request.moved_seconds_ago
         return await run_in_background(
             partial(
                 replan_decision.decide_replan,
-                fixed,
-                household,
-                present,
+                self._fixed,
+                self._household,
+                self._present,
                 found,
                 remaining_rounds=self._request.remaining_rounds,
                 moved_seconds_ago=ages,
             )
         )
 
-    async def _with_newcomers(
-        self,
-        fixed: JobPlanRequest,
-        household: MeasuredCluster,
-        present: replan_decision.PresentPlan,
-    ) -> ReplanDecision | None:
+    async def _with_newcomers(self) -> ReplanDecision | None:
         """Planner pp is for all devices: those who came have a part, if that pays at all.
 
         What moves a border between the others may be faster still: they had to keep every device
         out. None: it does not pay, or is not for this planner.
         """
-        newcomers = self._newcomers(household)
-        if fixed.planner != "pp" or household.leaving or not newcomers:
+        if self._fixed.planner != "pp" or self._household.leaving or not self._newcomers:
             return None
         with suppress(PlanError):  # one of them has too little memory
-            plan = await self._light(fixed, household, present, on_all=True)
-            decision = await self._decided(fixed, household, present, [plan])
-            if decision.action is ReplanAction.MOVE and newcomers <= plan.device_names:
+            plan = await self._light(on_all=True)
+            decision = await self._decided([plan])
+            if decision.action is ReplanAction.MOVE and self._newcomers <= plan.device_names:
                 return decision
         return None
 
-    def _newcomers(self, household: MeasuredCluster) -> frozenset[str]:
+    @property
+    def _newcomers(self) -> frozenset[str]:
         """Names of those who have no part in the plan in force."""
         busy = self._request.in_force.assignment.devices
-        return frozenset(c.name for c in household.candidates if c.id not in busy)
+        return frozenset(c.name for c in self._household.candidates if c.id not in busy)
 
-    async def _best(
-        self,
-        fixed: JobPlanRequest,
-        household: MeasuredCluster,
-        present: replan_decision.PresentPlan,
-    ) -> ReplanDecision:
+    async def _best(self) -> ReplanDecision:
         """From a plan close to the one in force, and the best of all kinds if that may be another.
 
         When nothing waits that one takes minutes: a close plan that pays is not delayed for it.
 
         Raises PlanError: there is neither.
         """
-        if fixed.ftpipehd is not None:
-            found = [await self._search(PlanQuestion(fixed, household), SearchPriority.ALONE)]
-            return await self._decided(fixed, household, present, found)
-        haste = self._haste(household, present)
+        question = PlanQuestion(self._fixed, self._household)
+        if self._fixed.ftpipehd is not None:
+            return await self._decided([await self._search(question, SearchPriority.ALONE)])
+        haste = self._haste
         decision: ReplanDecision | None = None
-        found, trouble = [], PlanError("no plan was searched for")
+        found, trouble = list[Plan](), PlanError("no plan was searched for")
         try:
-            found.append(await self._light(fixed, household, present))
-            decision = await self._decided(fixed, household, present, found)
+            found.append(await self._light())
+            decision = await self._decided(found)
         except PlanError as error:
             trouble = error
         paid = (
@@ -193,44 +177,37 @@ class ReplanEvaluation:
             and decision.action is ReplanAction.MOVE
             and haste is SearchPriority.IDLE
         )
-        has_new = bool(self._newcomers(household))
-        wanted = replan_decision.wants_search(fixed, present, has_new=has_new)
-        if wanted and not household.leaving and not paid:
+        has_new = bool(self._newcomers)
+        wanted = replan_decision.wants_search(self._fixed, self._present, has_new=has_new)
+        if wanted and not self._household.leaving and not paid:
             try:
-                found.append(await self._search(PlanQuestion(fixed, household), haste))
-                decision = await self._decided(fixed, household, present, found)
+                found.append(await self._search(question, haste))
+                decision = await self._decided(found)
             except PlanError as error:
                 trouble = error
         if decision is None:
             raise trouble
         return decision
 
-    def _haste(
-        self, household: MeasuredCluster, present: replan_decision.PresentPlan
-    ) -> SearchPriority:
+    @property
+    def _haste(self) -> SearchPriority:
         """Of a search during training."""
-        waited_for = household.leaving or self._newcomers(household)
+        waited_for = self._household.leaving or self._newcomers
         return (
             SearchPriority.PROMPT
-            if waited_for or present.slower > replan_decision.URGENT
+            if waited_for or self._present.slower > replan_decision.URGENT
             else SearchPriority.IDLE
         )
 
-    async def _light(
-        self,
-        fixed: JobPlanRequest,
-        household: MeasuredCluster,
-        present: replan_decision.PresentPlan,
-        *,
-        on_all: bool = False,
-    ) -> Plan:
+    async def _light(self, *, on_all: bool = False) -> Plan:
         """Close to the plan in force. Raises PlanError: nothing fits."""
+        present = self._present
         replicas = place_replicas(present.plan, chain=False)
-        forced = REPAY_SECONDS if household.leaving else None
-        is_wanted = self._haste(household, present) is SearchPriority.PROMPT or present.is_off
+        forced = REPAY_SECONDS if self._household.leaving else None
+        is_wanted = self._haste is SearchPriority.PROMPT or present.is_off
 
         def light(run: ChildProcess) -> Plan:
-            asked = fixed, household, present.plan, replicas
+            asked = self._fixed, self._household, present.plan, replicas
             return replan_cluster(*asked, ReplanMethod.LIGHT, forced, on_all=on_all, run=run)
 
         # Where it is wanted it is soon over, a start is not.
@@ -241,7 +218,7 @@ class ReplanEvaluation:
 
     # -- the household ---------------------------------------------------------------------------
 
-    async def _household(self) -> MeasuredCluster:
+    async def _measured_household(self) -> MeasuredCluster:
         """Every device's profile, memory and links; only newcomers are measured."""
         facts = await self._facts()
         planning, holder = self._request.planning, self._mesh.self_id
@@ -299,10 +276,7 @@ class ReplanEvaluation:
 
     async def _measured(self, new: Mapping[str, str], count: int) -> dict[str, MeasuredDevice]:
         """Those newcomers that can be measured."""
-        planning = replan_decision.fixed_request(
-            self._request.planning, self._request.in_force.plan
-        )
-        found = await self._profiler.profile(planning, self._mesh.self_id, new, count)
+        found = await self._profiler.profile(self._fixed, self._mesh.self_id, new, count)
         for out in found.values():
             if isinstance(out, LeftOut):
                 log.info("newcomer_left_out", device=out.name, why=out.reason)

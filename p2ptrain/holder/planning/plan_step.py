@@ -170,9 +170,9 @@ class PlanStep:
         return plan_backups(planning, made.plan, stages, made.candidates, links, holder)
 
     async def _make_plan(self, make: MakePlan) -> PlannedAttempt:
-        in_force, given = self._request.in_force, self._request.given
-        if given is not None:
-            return await self._fitted(make, given)
+        in_force = self._request.in_force
+        if self._request.given is not None:
+            return await self._chosen(make, {})
         if make.present is not None and in_force is not None and not self._findings.unable:
             return await self._as_it_was(make.present, len(make.devices))
         self._give_up_if_needed()
@@ -228,27 +228,21 @@ class PlanStep:
         return {d: self._name(d) for d in sorted(new) if not self._is_known(d)}
 
     async def _chosen(self, make: MakePlan, later: Mapping[str, str]) -> PlannedAttempt:
-        """From all but those of `later`."""
+        """From all but those of `later`; the user's plan, where there is one, on these devices."""
         candidates, unmeasured = await self._candidates(make, later)
         left_out = (*unmeasured, *self._left_out(make))
-        household = self._household(candidates)
-        try:
-            plan, by = await self._found(make, household)
-        except PlanError as error:
-            raise _naming(left_out, error) from error
-        settled = self._request.planning.settled(asynchronous=plan.mode is PlanMode.ASYNC)
-        expected = await run_in_background(partial(expected_seconds, settled, household, plan))
-        return PlannedAttempt(plan, candidates, left_out, expected, by=by)
-
-    async def _fitted(self, make: MakePlan, given: Plan) -> PlannedAttempt:
-        """The user's plan, on the devices that are here."""
-        candidates, unmeasured = await self._candidates(make, {})
-        left_out = (*unmeasured, *self._left_out(make))
         planning, household = self._request.planning, self._household(candidates)
-        plan = await run_in_background(partial(fit_plan, given, planning, household, left_out))
+        given, by = self._request.given, ""
+        if given is not None:
+            plan = await run_in_background(partial(fit_plan, given, planning, household, left_out))
+        else:
+            try:
+                plan, by = await self._found(make, household)
+            except PlanError as error:
+                raise _naming(left_out, error) from error
         settled = planning.settled(asynchronous=plan.mode is PlanMode.ASYNC)
         expected = await run_in_background(partial(expected_seconds, settled, household, plan))
-        return PlannedAttempt(plan, candidates, left_out, expected)
+        return PlannedAttempt(plan, candidates, left_out, expected, by=by)
 
     def _household(self, candidates: Mapping[str, MeasuredDevice]) -> MeasuredCluster:
         ask = self._request.ask

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from p2ptrain import failpoints
-from p2ptrain.aio.tasks import run_in_background, task_scope
+from p2ptrain.aio.tasks import TaskOwner, run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.coordinator.link_survey import ASSUMED
 from p2ptrain.coordinator.measured_cluster import MeasuredCluster, planner_question
@@ -130,36 +130,36 @@ class Reconfiguration:
         self._alive = frozenset(m.id for m in members if m.state is MemberState.ALIVE)
         gathers = request.recovery is ReplanMethod.HEAVY and request.in_force is not None
         self._core = ChangeCore(request.ask, self._alive, self, gathers=gathers, settings=settings)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = TaskOwner(lambda _, error: self._failed(error))
         self._made: dict[int, PlannedAttempt] = {}  # by generation
         self._no_plan: str | None = None  # why no plan fits, where that is so
         self._lacked: dict[str, str] = {}  # what a device's memory was short of for a plan
         self._moved_bytes = 0
-        self._group: asyncio.TaskGroup | None = None
-        self._is_over = False
         loop = asyncio.get_running_loop()
         self._reply: asyncio.Future[ReconfigureReply | ReconfigureFailure] = loop.create_future()
 
     async def answer(self) -> ReconfigureReply | ReconfigureFailure:
         """Do everything."""
-        async with task_scope() as self._group:
-            unsubscribe = self._mesh.subscribe(self._on_mesh_event)
-            try:
-                self._core.start()
-                reply = await self._reply
-            finally:
-                self._is_over = True
-                unsubscribe()
-                for task in self._tasks:
-                    task.cancel()
+        unsubscribe = self._mesh.subscribe(self._on_mesh_event)
+        try:
+            self._core.start()
+            reply = await self._reply
+        finally:
+            self._reply.cancel()
+            unsubscribe()
+            await self._tasks.cancel()
         await self._reach("answer.before")
         return reply
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        if self._is_over or self._group is None:  # what ends may still say how it went
+        if self._reply.done():  # what ends may still say how it went
             work.close()
-            return
-        self._tasks.append(self._group.create_task(work))
+        else:
+            self._tasks.spawn(work, "a step to a new generation")
+
+    def _failed(self, error: BaseException) -> None:
+        if not self._reply.done():
+            self._reply.set_exception(error)
 
     def generation_ready(self, placed: Placement, choice: VersionChoice) -> None:
         """See `ChangePort`, as of all that follow."""
@@ -193,8 +193,7 @@ class Reconfiguration:
         try:
             self._core.gone(event.member.id)
         except Exception as error:  # ends the job, and not what the mesh does
-            if not self._reply.done():
-                self._reply.set_exception(error)
+            self._failed(error)
 
     async def _reach(self, name: str) -> None:
         await failpoints.reach(name, device=self._mesh.self_id)
