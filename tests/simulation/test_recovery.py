@@ -32,7 +32,7 @@ FOUND = {
     "AnswersWithoutStopping": 46,
     "MixesHistories": 128,
     "ReusesGenerationNumbers": 72,
-    "TrustsTheFirst": 3014,
+    "TrustsTheFirst": 566,
     "DropsTooEarly": 276,
     "CommitsFirst": 76,
     "ForgetsWhenParked": 185,
