@@ -27,7 +27,7 @@ from p2ptrain.mesh.trust.pairing_dialer import PairingDialer
 from p2ptrain.mesh.trust.pairing_service import PairingService
 from p2ptrain.mesh.trust.pairing_window import KnownCodes, PairingWindow, new_code
 from p2ptrain.mesh.trust.trust import TrustedDevice
-from p2ptrain.mesh.trust.trust_store import TlsContexts, TrustStore
+from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.mesh.trust_exchange import TrustExchange
 from p2ptrain.net.fields import as_written
 from p2ptrain.net.link.stream import Address
@@ -52,7 +52,6 @@ class HouseholdParts:
     file: DeviceRecord
     codes: KnownCodes
     trust: TrustStore
-    contexts: TlsContexts
     candidates: DiscoveredDevices
     connections: Connections
     membership_driver: MembershipDriver
@@ -233,7 +232,6 @@ class HouseholdTrust:
 
     def _on_trust_changed(self, entry: TrustedDevice, addresses: Sequence[Address]) -> None:
         parts = self._parts
-        parts.contexts.trust_changed()
         if entry.revoked:
             self._pairing.close()
             self._safely(parts.codes.spend)

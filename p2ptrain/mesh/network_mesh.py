@@ -55,7 +55,7 @@ from p2ptrain.mesh.membership.membership import Membership
 from p2ptrain.mesh.membership_driver import ELECTION_KIND, MEMBERSHIP_KIND, MembershipDriver
 from p2ptrain.mesh.notifications import EventSubscribers, WarnOnce
 from p2ptrain.mesh.trust.pairing_window import KnownCodes, normalised_code
-from p2ptrain.mesh.trust.trust_store import TlsContexts, TrustStore
+from p2ptrain.mesh.trust.trust_store import TrustStore
 from p2ptrain.mesh.trust_exchange import TRUST_KIND
 from p2ptrain.net.link.link import Link
 from p2ptrain.net.link.stream import Address
@@ -103,7 +103,6 @@ class NetworkMesh:
         self._codes = KnownCodes(folder, self._identity.id)
         self._trust = TrustStore(folder, self._identity)
         self._file = DeviceRecord(folder, config.name, default_name(self._identity.id))
-        self._contexts = TlsContexts(self._identity, self._trust)
         self._instance = new_token()
         self._info = dict(config.info)
         self._watchers = EventSubscribers(self.self_id, emit)
@@ -243,7 +242,6 @@ class NetworkMesh:
             file=self._file,
             codes=self._codes,
             trust=self._trust,
-            contexts=self._contexts,
             candidates=self._candidates,
             connections=self.connections,
             membership_driver=self.membership_driver,
@@ -253,7 +251,7 @@ class NetworkMesh:
         )
         self.household_trust = HouseholdTrust(parts, rng)
         door = ListenerHooks(
-            context=self._contexts.server,
+            context=self._trust.server_context,
             make_link=self.connections.incoming,
             on_unpaired=self.household_trust.serve,
             is_known=self._is_known,
@@ -401,7 +399,7 @@ class NetworkMesh:
     async def _dial(
         self, addresses: Sequence[Address], peer_id: str, make_link: Callable[[str], Link]
     ) -> Link:
-        return await dial(addresses, self._contexts.client(), peer_id, make_link)
+        return await dial(addresses, self._trust.client_context(), peer_id, make_link)
 
     def _is_known(self, host: str) -> bool:
         """Whether a trusted device was at this address when it last proved itself."""

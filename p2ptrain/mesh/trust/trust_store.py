@@ -1,6 +1,6 @@
 """The trust book on disk, replaced as a whole at every change, and the TLS contexts of its state.
 
-Contexts are made when needed and dropped when trust changes.
+Contexts are made when needed, and made again once others are trusted.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from threading import Lock
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from p2ptrain.errors import PairingError
 from p2ptrain.logs import get_logger
@@ -39,6 +39,9 @@ log = get_logger(__name__)
 
 TRUST_FILE = "trusted.json"
 
+Pinned: TypeAlias = tuple[bytes, ...]
+"""The certificates that a context accepts."""
+
 
 class TrustStore:
     """Whom this device trusts.
@@ -62,6 +65,7 @@ class TrustStore:
         self._limit = devices_limit
         self._lock = Lock()  # names are saved in a thread
         self._book = _load(folder)
+        self._made: tuple[Pinned, tuple[ssl.SSLContext, ssl.SSLContext]] | None = None
 
     @property
     def book(self) -> TrustBook:
@@ -147,6 +151,22 @@ class TrustStore:
         """One entry, with this device vouching for it."""
         return sign_record(self._book[peer_id], self._identity)
 
+    def server_context(self) -> ssl.SSLContext:
+        """Accept with this: from the next connection on a change of trust counts."""
+        return self._contexts()[0]
+
+    def client_context(self) -> ssl.SSLContext:
+        """Dial with this."""
+        return self._contexts()[1]
+
+    def _contexts(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
+        # Our own certificate too: that is how a copy of this state folder is found out.
+        trusted = (entry.certificate_der for entry in self.trusted.values())
+        pinned, own = (self._identity.certificate_der, *trusted), self._identity.pem_file
+        if self._made is None or self._made[0] != pinned:
+            self._made = pinned, (server_context(own, pinned), client_context(own, pinned))
+        return self._made[1]
+
     def _keep(self, entry: TrustedDevice, gone: str | None = None) -> None:
         with self._lock:
             changed = {key: known for key, known in self._book.items() if key != gone}
@@ -212,35 +232,3 @@ def _is_real(device: TrustedDevice) -> bool:
     if not is_real:
         log.warning("trusted_device_forgotten", id=device.id[:16], why="its certificate is none")
     return is_real
-
-
-class TlsContexts:
-    """For accepting and for dialling."""
-
-    def __init__(self, identity: Identity, trust: TrustStore) -> None:
-        self._identity = identity
-        self._trust = trust
-        self._made: tuple[ssl.SSLContext, ssl.SSLContext] | None = None
-
-    def server(self) -> ssl.SSLContext:
-        """Accept with this."""
-        return self._both()[0]
-
-    def client(self) -> ssl.SSLContext:
-        """Dial with this."""
-        return self._both()[1]
-
-    def trust_changed(self) -> None:
-        """From the next connection on the new trust counts."""
-        self._made = None
-
-    def _both(self) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-        if self._made is None:
-            # Our own certificate too: that is how a copy of this state folder is found out.
-            pinned = [self._identity.certificate_der]
-            pinned += [entry.certificate_der for entry in self._trust.trusted.values()]
-            self._made = (
-                server_context(self._identity.pem_file, pinned),
-                client_context(self._identity.pem_file, pinned),
-            )
-        return self._made
