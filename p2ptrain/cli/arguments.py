@@ -6,12 +6,11 @@ A value that is not exactly understood is wrong usage. Shared options read the s
 from __future__ import annotations
 
 import argparse
-import contextlib
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import NotRequired, TypedDict
+from typing import NotRequired, TypedDict, TypeVar
 
 from p2ptrain.cli import pairing_code
 from p2ptrain.cli.pairing_code import PROMPT
@@ -23,6 +22,8 @@ from p2ptrain.manners.settings import Manners, QuietHours
 from p2ptrain.mesh.identity.state_folder import STATE_DIR_VARIABLE, default_state_dir
 from p2ptrain.mesh.trust.pairing_window import normalised_code
 from p2ptrain.net.fields import checked_name
+
+T = TypeVar("T")
 
 _UNITS_BYTES = {
     "": 1,
@@ -77,25 +78,23 @@ def threads(text: str) -> int:
     return int(text)
 
 
-@contextlib.contextmanager
-def _as_usage(before: str = "") -> Iterator[None]:
-    """An option that is refused is wrong usage; `before` its words stands what."""
-    try:
-        yield
-    except OptionError as error:
-        raise argparse.ArgumentTypeError(f"{before}{error}") from error
+def _parser(read: Callable[[str], T]) -> Callable[[str], T]:
+    """`read`, whose refusal is wrong usage."""
+
+    def parse(text: str) -> T:
+        try:
+            return read(text)
+        except OptionError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return parse
 
 
-def one_device(text: str) -> str:
-    """What to compute on, alone."""
-    with _as_usage():
-        return str(read_request(text))
+one_device = _parser(lambda text: str(read_request(text)))
+"""What to compute on, alone."""
 
-
-def devices(text: str) -> tuple[str, ...]:
-    """What to compute on; more than one: each by a member of its own."""
-    with _as_usage():
-        return tuple(map(str, read_requests(text)))
+devices = _parser(lambda text: tuple(map(str, read_requests(text))))
+"""What to compute on; more than one: each by a member of its own."""
 
 
 def two_counts(text: str) -> tuple[int, int]:
@@ -142,10 +141,8 @@ def degrees(text: str) -> float:
     return value
 
 
-def quiet_hours(text: str) -> QuietHours:
-    """Two times of day."""
-    with _as_usage():
-        return QuietHours.parse(text)
+quiet_hours = _parser(QuietHours.parse)
+"""Two times of day."""
 
 
 def port(text: str) -> int:
@@ -157,24 +154,21 @@ def port(text: str) -> int:
 
 def code(text: str) -> str:
     """A pairing code: eight digits, without the spaces and dashes users write, or "-" alone."""
-    if text == PROMPT:
-        return text
-    with _as_usage(f"{text!r}: "):
-        return normalised_code(text)
+    try:
+        return text if text == PROMPT else normalised_code(text)
+    except OptionError as error:
+        raise argparse.ArgumentTypeError(f"{text!r}: {error}") from error
 
 
-def name(text: str) -> str:
-    """A device's name."""
-    with _as_usage():
-        return checked_name(text)
+name = _parser(checked_name)
+"""A device's name."""
 
 
 def peer(text: str) -> str:
     """HOST or HOST:PORT; an IPv6 address with a port stands in brackets."""
     from p2ptrain.mesh.config import parse_peer  # here: it loads the mesh, which --help need not
 
-    with _as_usage():
-        parse_peer(text)
+    _parser(parse_peer)(text)
     return text
 
 

@@ -27,7 +27,8 @@ PLANNERS: Mapping[str, str] = {
 def any_planner(text: str) -> str:
     """A planner of `p2ptrain plan` and `p2ptrain train`."""
     if text not in PLANNERS:
-        raise argparse.ArgumentTypeError(_unknown(text))
+        known = ", ".join(PLANNERS)
+        raise argparse.ArgumentTypeError(f"unknown planner {text!r}: choose from {known}")
     return text
 
 
@@ -73,7 +74,3 @@ def check_tiling(args: argparse.Namespace) -> None:
     """UsageError where what `add_tiling` adds is given to another planner."""
     if (args.grid or args.groups) and args.planner != "tiles":
         raise UsageError(f"--grid and --groups are for --planner tiles, not for {args.planner}")
-
-
-def _unknown(text: str) -> str:
-    return f"unknown planner {text!r}: choose from {', '.join(PLANNERS)}"

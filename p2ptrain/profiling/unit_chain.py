@@ -83,7 +83,7 @@ class _MadeValues(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class UnitChain:
-    """Runs the units of `description`; a `timing.UnitRunner`.
+    """Runs the units of `description`, one at a time with real values flowing between them.
 
     The first pass by units of a small batch size also finds out what autograd keeps for the
     backward. Before the first pass as one stage, and before a larger size, as much memory is taken
@@ -151,7 +151,12 @@ class UnitChain:
             self.backward(0)
 
     def begin(self, batch: int, *, split: bool = False, apart: bool = False) -> None:
-        """Make inputs and targets for `batch` samples; the rest: see `timing.UnitRunner`."""
+        """Make inputs and targets for `batch` samples; forwards in order, then backwards follow.
+
+        Args:
+            split: the backwards will come in two parts.
+            apart: each unit's backward will follow its forward at once, from made-up gradients.
+        """
         self._batch, self._split, self._apart = batch, split, apart
         if apart and self._inside is None:
             self._inside = self._device.copy_in(self._deviates)

@@ -13,58 +13,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.plan.types.unit_times import UnitTimes
 from p2ptrain.process.cpu_share import thread_clock
-
-
-class UnitRunner(Protocol):
-    """A model cut into its units, run one at a time with real values flowing between them."""
-
-    @property
-    def unit_count(self) -> int:
-        """How many units."""
-
-    def warm_up(self, batch: int, *, split: bool) -> None:
-        """Run the first unit forward and back with `batch` samples."""
-
-    def begin(self, batch: int, *, split: bool, apart: bool) -> None:
-        """Make inputs and targets for `batch` samples; forwards in order, then backwards follow.
-
-        Args:
-            batch: number of samples.
-            split: the backwards will come in two parts.
-            apart: each unit's backward will follow its forward at once, from made-up gradients.
-        """
-
-    def begin_whole(self, batch: int) -> None:
-        """Make the model as one stage, with inputs and targets for `batch` samples."""
-
-    def forward_whole(self) -> None:
-        """Run all units' forwards as one stage."""
-
-    def backward_whole(self) -> None:
-        """Run the backward of that."""
-
-    def prepare(self, unit: int) -> None:
-        """Make that unit ready for its forward; this is not timed."""
-
-    def forward(self, unit: int) -> None:
-        """Run one unit's forward."""
-
-    def backward(self, unit: int) -> None:
-        """Run one unit's backward."""
-
-    def backward_inputs(self, unit: int) -> None:
-        """Run the part of one unit's backward that gives the gradients of its inputs."""
-
-    def backward_weights(self, unit: int) -> None:
-        """Run what is left of that unit's backward."""
-
-    def forget(self) -> None:
-        """Drop a pass that could not end, and what was made for it."""
 
 
 @dataclass(frozen=True, slots=True)

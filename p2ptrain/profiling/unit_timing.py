@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from math import inf
 
 from p2ptrain.process.cpu_share import CpuSpan, wall_by_cpu
+from p2ptrain.profiling.unit_chain import UnitChain
 from p2ptrain.profiling.unit_passes import (
     BatchPasses,
     CpuClock,
     TimingLimits,
     UnitPass,
-    UnitRunner,
     UnitTimings,
     WholePass,
     unit_times,
@@ -119,7 +119,7 @@ _ONCE, _THIRD_ONCE = _PassPlan(0, 0, 0, 1, 1.2), _PassPlan(0, 0, 0, 1, 1.5)
 
 
 def time_units(
-    runner: UnitRunner,
+    runner: UnitChain,
     batch_sizes: Sequence[int],
     limits: TimingLimits,
     clock: CpuClock | None = None,
@@ -163,7 +163,7 @@ class _TimingRun:
         spans: of all passes.
     """
 
-    runner: UnitRunner
+    runner: UnitChain
     clock: CpuClock
     limits: TimingLimits
     done: dict[int, BatchPasses] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import os
 from collections.abc import Callable
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
 from p2ptrain import events
@@ -101,16 +102,6 @@ def _add_manners(group: Options) -> None:
     )
 
 
-def _manners(args: argparse.Namespace) -> Manners:
-    return Manners(
-        when_idle=args.when_idle,
-        max_cpu=args.max_cpu,
-        on_battery=args.on_battery,
-        max_temperature=args.max_temperature,
-        quiet_hours=args.quiet_hours,
-    )
-
-
 def run(args: argparse.Namespace, output: Output) -> int:
     """Be a member until Ctrl-C or SIGTERM."""
     if args.log_file is not None:
@@ -118,7 +109,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
     arguments.find_code(args)
     options = arguments.node_options(args)
     options["only_for"] = tuple(args.only_for)
-    options["manners"] = _manners(args)
+    options["manners"] = Manners(**{f.name: getattr(args, f.name) for f in fields(Manners)})
     scripts = [script.absolute() for script in args.allow_script]
     for script in scripts:
         if not script.is_file():
@@ -141,7 +132,8 @@ def run(args: argparse.Namespace, output: Output) -> int:
                 ControlServer(options["state_dir"], lender) as control,
                 AllowedScripts(options["state_dir"], scripts) as allowed,
             ):
-                await _join(options, output, stop, lender, control, lock, allowed, more)
+                await load_training()
+                await _Stay(options, output, stop, lender, control, lock, allowed, more).run()
 
     try:
         if not startup.release_signals():
@@ -154,68 +146,71 @@ def run(args: argparse.Namespace, output: Output) -> int:
     return DONE
 
 
-async def _join(
-    options: NodeOptions,
-    output: Output,
-    stop: asyncio.Event,
-    lender: Lender,
-    control: ControlServer,
-    lock: FolderLock,
-    scripts: AllowedScripts,
-    more: MoreMembers,
-) -> None:
-    await load_training()
-    async with SleepWatch() as sleep:
-        while not stop.is_set():
-            place = await _be_member(options, output, stop, lender, scripts, sleep, more)
-            if stop.is_set():
-                return
-            if lender.wanted.is_set():
-                warning = "p2ptrain train runs on this device now: join continues when it ends"
-                output.show(events.Warning(message=warning))
-                await lender.lend(place, lock, stop)
-                if not stop.is_set():  # else commands go on finding the borrower
-                    control.publish()
-            if sleep.rejoin.is_set():
-                lender.window = place.window
-                sleep.has_left()
-                await first_set(stop, sleep.awake)
-                output.show(events.Warning(message=REJOINS))
-            options = {**options, "name": place.name, "port": place.port, "code": None}
+@dataclass(slots=True)
+class _Stay:
+    """This device in the household, until `stop`: as one member after another."""
 
+    options: NodeOptions
+    output: Output
+    stop: asyncio.Event
+    lender: Lender
+    control: ControlServer
+    lock: FolderLock
+    scripts: AllowedScripts
+    more: MoreMembers
 
-async def _be_member(
-    options: NodeOptions,
-    output: Output,
-    stop: asyncio.Event,
-    lender: Lender,
-    scripts: AllowedScripts,
-    sleep: SleepWatch,
-    more: MoreMembers,
-) -> LeasedIdentity:
-    """A member until `stop`, until a train asks for the place, or until the machine sleeps.
+    async def run(self) -> None:
+        """Until `stop`."""
+        lender, stop = self.lender, self.stop
+        async with SleepWatch() as sleep:
+            while not stop.is_set():
+                place = await self._be_member(sleep)
+                if stop.is_set():
+                    return
+                if lender.wanted.is_set():
+                    warning = "p2ptrain train runs on this device now: join continues when it ends"
+                    self.output.show(events.Warning(message=warning))
+                    await lender.lend(place, self.lock, stop)
+                    if not stop.is_set():  # else commands go on finding the borrower
+                        self.control.publish()
+                if sleep.rejoin.is_set():
+                    lender.window = place.window
+                    sleep.has_left()
+                    await first_set(stop, sleep.awake)
+                    self.output.show(events.Warning(message=REJOINS))
+                self.options = {
+                    **self.options,
+                    "name": place.name,
+                    "port": place.port,
+                    "code": None,
+                }
 
-    Returns what it left.
-    """
-    from p2ptrain.api.node import Node
-    from p2ptrain.photos.server import PhotoPage
+    async def _be_member(self, sleep: SleepWatch) -> LeasedIdentity:
+        """A member until `stop`, until a train asks for the place, or until the machine sleeps.
 
-    show = more.seen_by(_shown(output))
-    async with (
-        Node(**options, window=lender.window, role="member", on_event=show, has_place=True) as node,
-        PhotoPage(options["state_dir"], node, scripts) as page,
-    ):
-        lender.member, lender.page = node, page
-        more.invites_by(node.invite)
-        try:
-            await first_set(stop, lender.wanted, sleep.rejoin)
-        finally:
-            lender.member = lender.page = None
-        status = node.status()
-        if sleep.rejoin.is_set() and not stop.is_set():
-            await node.leave(0.0 if sleep.awake.is_set() else SLEEP_SECONDS)
-    # The window is asked for last: while the node leaves, tries count and removals close it.
-    return LeasedIdentity(str(status["name"]), int(status["port"]), node.window)
+        Returns what it left.
+        """
+        from p2ptrain.api.node import Node
+        from p2ptrain.photos.server import PhotoPage
+
+        lender, options = self.lender, self.options
+        show = self.more.seen_by(_shown(self.output))
+        node = Node(**options, window=lender.window, role="member", on_event=show, has_place=True)
+        async with (
+            node,
+            PhotoPage(options["state_dir"], node, self.scripts) as page,
+        ):
+            lender.member, lender.page = node, page
+            self.more.invites_by(node.invite)
+            try:
+                await first_set(self.stop, lender.wanted, sleep.rejoin)
+            finally:
+                lender.member = lender.page = None
+            status = node.status()
+            if sleep.rejoin.is_set() and not self.stop.is_set():
+                await node.leave(0.0 if sleep.awake.is_set() else SLEEP_SECONDS)
+        # The window is asked for last: while the node leaves, tries count and removals close it.
+        return LeasedIdentity(str(status["name"]), int(status["port"]), node.window)
 
 
 def _shown(output: Output) -> Callable[[Event], None]:
