@@ -100,7 +100,7 @@ def only_old(data: TensorDataset) -> TensorDataset:
 
 
 def mixed(data: TensorDataset, remembered: float) -> TensorDataset:
-    """All new images and a part of the old ones; every epoch mixes them anew."""
+    """All new images and a part of the old ones; every epoch mixes them again."""
     inputs, targets = data.tensors
     old = (targets < OLD_DIGITS).nonzero().squeeze(1)
     new = (targets >= OLD_DIGITS).nonzero().squeeze(1)

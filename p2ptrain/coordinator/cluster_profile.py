@@ -208,7 +208,7 @@ class ClusterProfiler:
             try:
                 await self._mesh.send(device, Message(MEASURED))
             except PeerError as error:
-                log.info("not_told", device=name, why=str(error))
+                log.info("not_informed", device=name, why=str(error))
 
     async def _profile(
         self, device: str, name: str, asked: ProfileAsked, seconds: float

@@ -218,4 +218,4 @@ async def cancel_remote_work(mesh: Mesh, device: str, message: Message) -> None:
             await mesh.send(device, message)
     except (PeerError, TimeoutError) as error:
         why = str(error) or "it took too long"
-        log.info("not_told_unwanted", device=device[:12], kind=message.kind, why=why)
+        log.info("not_informed_unwanted", device=device[:12], kind=message.kind, why=why)

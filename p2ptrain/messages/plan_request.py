@@ -203,4 +203,4 @@ async def send_passed_over(mesh: Mesh, device: str, said: PassedOver) -> None:
     try:
         await mesh.send(device, Message(PASSED_OVER, said.fields()))
     except PeerError as error:
-        log.info("not_told", device=device[:12], why=str(error))
+        log.info("not_informed", device=device[:12], why=str(error))

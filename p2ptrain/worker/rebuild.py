@@ -97,13 +97,13 @@ class StageRebuilder:
             hosted = self._store.hosted
             if hosted is None or hosted.assignment.key.generation != what.generation:
                 raise PeerError(f"nothing of generation {what.generation} is here any more")
-            with timed(log, "stage_made_anew"):
+            with timed(log, "stage_rebuilt"):
                 await _RebuildRun(what, generation, hosted, self._store, self._shell).run()
             place = {"stage": what.stage, "step": what.target.step - 1}
             await failpoints.reach("rebuild.after", device=self._shell.mesh.self_id, **place)
         except Exception as error:  # all devices go back instead
             known = isinstance(error, Error) or is_out_of_memory(error)
-            log.warning("stage_not_made_anew", why=str(error), exc_info=None if known else error)
+            log.warning("stage_not_rebuilt", why=str(error), exc_info=None if known else error)
         self._core.rebuilt(request)
 
 

@@ -141,7 +141,7 @@ class SnapshotService:
             await self._mesh.send(peer, Message(kind, said.fields()))
         except PeerError as error:
             # The end of the link ends the generation; the next one copies again.
-            log.info("not_told_of_copy", kind=kind, peer=peer[:12], why=str(error))
+            log.info("not_informed_of_copy", kind=kind, peer=peer[:12], why=str(error))
 
 
 _Units = tuple[int, int]

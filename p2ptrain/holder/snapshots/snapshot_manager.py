@@ -258,11 +258,13 @@ class SnapshotManager:
             await self._mesh.send(device, message)
         except PeerError as error:
             # the end of the link ends the generation, or the next such word says as much
-            log.info("not_told_of_copies", kind=message.kind, device=device[:12], why=str(error))
+            log.info(
+                "not_informed_of_copies", kind=message.kind, device=device[:12], why=str(error)
+            )
 
     def _name(self, device: str) -> str:
         return display_name(self._mesh, device)
 
     @staticmethod
     def _on_failed(work: str, error: BaseException) -> None:
-        log.error("copies_not_told", work=work, exc_info=error)
+        log.error("copies_not_reported", work=work, exc_info=error)
