@@ -24,7 +24,7 @@ from p2ptrain.plan.types.feature_maps import (
     MapUnit,
     Operation,
 )
-from p2ptrain.tiling.maps.grid import TileGrid
+from p2ptrain.tiling.grid import TileGrid
 from p2ptrain.tiling.planning.grouping import best_grouping
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem

@@ -41,7 +41,6 @@ from p2ptrain.process.host_process import use_threads
 from p2ptrain.profiling.fitness import misfit
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
-from p2ptrain.worker.leave import OrphanedJobs, ask_to_leave, hand_over
 from p2ptrain.worker.service import WorkerService
 
 log = get_logger(__name__)
@@ -79,22 +78,20 @@ class DeviceServices:
     ) -> None:
         if threads is not None:
             use_threads(threads)
-        self._mesh = mesh
         self._emit = emit
         self._trainer: JobTrainer | None = None  # of the job that it trains
         ceiling = MemoryCeiling()
         self.compute = ComputeThread(after=ceiling.look, device=device, lost=self._lost)
         cache = profiles or ProfileCache(None)
         self.service = WorkerService(
-            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box, misfit
+            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box, misfit, jobs
         )
         self._coordinator = CoordinatorService(mesh, self.service.due)
-        self._orphaned = OrphanedJobs(mesh, self.service, jobs)
 
     @property
     def routes(self) -> Mapping[str, MessageRoute]:
         """What this device answers, by kind."""
-        return {**self.service.routes, **self._coordinator.routes, **self._orphaned.routes}
+        return {**self.service.routes, **self._coordinator.routes}
 
     @property
     def waits(self) -> str | None:
@@ -164,11 +161,7 @@ class DeviceServices:
             if self._emit is not None:
                 self._emit(events.Warning(message))
 
-        await hand_over(self._mesh, self.service, seconds, warn)
-
-    async def ask_to_leave(self, seconds: float) -> str | None:
-        """See `p2ptrain.worker.leave.ask_to_leave`."""
-        return await ask_to_leave(self._mesh, self.service, seconds)
+        await self.service.slot.hand_over(seconds, warn)
 
     def _lost(self, device: ComputeDevice, failed: AcceleratorFailed) -> None:
         if self._emit is not None:
@@ -177,7 +170,6 @@ class DeviceServices:
 
     async def close(self) -> None:
         """Drop any job and end the compute thread."""
-        await self._orphaned.close()
         await self.service.close()
         await self.compute.close()
 

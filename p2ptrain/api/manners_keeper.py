@@ -160,7 +160,7 @@ class MannersKeeper:
         if service.slot.job is not None:
             self._say(Work.SLOW, f"slow: {decision.cause}; handing its work over")
         try:
-            why = await self._member.ask_to_leave(self._settings.hand_over_seconds)
+            why = await service.slot.ask_to_leave(self._settings.hand_over_seconds)
             if why is None:
                 service.due.rests = decision.sentence
                 await service.slot.drop()

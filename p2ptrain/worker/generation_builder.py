@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner, run_in_background, task_scope
@@ -23,7 +23,6 @@ from p2ptrain.errors import Error, PeerError, TooLarge, size_text
 from p2ptrain.job.given_weights import stored_here
 from p2ptrain.logs import get_logger, timed
 from p2ptrain.messages.assignment import Assignment, StageAssignment
-from p2ptrain.messages.round_orders import FailureReport
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.stage.mutated_state import unchanging_names
 from p2ptrain.model.stage.optimizer import optimizer_state_ratio, trained_parameters
@@ -62,16 +61,12 @@ class WorkerContext:
     """What a job's part on this device uses of the device around it.
 
     Attributes:
-        on_failure: (assignment, stage, error) reports to the holder.
-        notify_holder: (assignment, report) sends the holder another `train.failed`.
         waits: called when the job stands still until the device of that id is back.
         changed: called when the phase of the worker has changed.
     """
 
     shell: LocalDevice
     measures: DeviceProfiler
-    on_failure: Callable[[Assignment, int, BaseException], Awaitable[None]]
-    notify_holder: Callable[[Assignment, FailureReport], Coroutine[Any, Any, None]]
     waits: Callable[[str], None]
     changed: Callable[[], None]
 

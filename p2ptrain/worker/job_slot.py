@@ -1,12 +1,29 @@
-"""Which job this device works for: at most one, and when it gives way to another."""
+"""Which job this device works for: at most one; when it gives way to another, and how it leaves.
+
+A device that leaves hands its work over first, so that nothing is computed again.
+
+    job.leaving ──► holder: the round ends, a plan without this device, others fetch its state
+                ◄── answered when nothing depends on this device any more; or that no plan fits
+                    without it: then it waits for the job's end, for a limited time
+
+The job of a dead holder may have ended while this device was out of reach. This device keeps its
+state for the holder's next process, however long that takes. So a holder writes down which of its
+jobs have ended, and any process of its state folder answers:
+
+    orphaned job ── job.over ──► a process of the holder's device, as soon as there is a link to it
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from time import monotonic
 
-from p2ptrain.errors import NotItsPart, PeerError
-from p2ptrain.logs import get_logger
+from p2ptrain import failpoints
+from p2ptrain.aio.tasks import TaskOwner
+from p2ptrain.errors import Error, NotItsPart, PeerError
+from p2ptrain.logs import get_logger, timed
+from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import (
     LinkLost,
     LinkUp,
@@ -17,9 +34,12 @@ from p2ptrain.mesh.interface import (
     MeshMember,
     display_name,
 )
+from p2ptrain.messages.job_requests import JobOver, JobQuestion, LeaveReply
+from p2ptrain.messages.kinds import LEAVING, OVER
 from p2ptrain.messages.round_orders import GenerationKey
 from p2ptrain.net.message import Message
 from p2ptrain.recovery.cores.worker_port import HolderState
+from p2ptrain.state import ended_jobs
 from p2ptrain.worker.generation_builder import WorkerContext
 from p2ptrain.worker.hosted_stages import HostedStages
 from p2ptrain.worker.session import WorkerSession
@@ -29,26 +49,35 @@ log = get_logger(__name__)
 MIN_PARK_SECONDS = 600.0
 """So long a job whose holder is gone keeps its devices from other holders' jobs."""
 
+ASK_TIMEOUT_SECONDS = 10.0
+
 
 class JobSlot:
     """Holds this device's part in a job, and answers for it.
+
+    Args:
+        jobs: where this device's own jobs are written down; None = nowhere.
 
     Attributes:
         part: the newest one; it may be over.
         idle: set while there is no job here.
     """
 
-    def __init__(self, mesh: Mesh) -> None:
+    def __init__(self, mesh: Mesh, jobs: StateFolder | None = None) -> None:
         self._mesh = mesh
+        self._jobs = jobs
+        self._tasks = TaskOwner()
         self.part: WorkerSession | None = None
         self.idle = asyncio.Event()
         self.idle.set()
         self._holder_names: dict[str, str] = {}  # of the last one that ended, by id
         self._unsubscribe = mesh.subscribe(self._on_mesh_event)
 
-    def close(self) -> None:
-        """Follow the members no more."""
+    async def close(self) -> None:
+        """Follow the members no more, and leave the current job."""
         self._unsubscribe()
+        await self._tasks.cancel()
+        await self.drop()
 
     def take(self, job: str, context: WorkerContext) -> WorkerSession:
         """The part in `job`, a new one where this device has none."""
@@ -161,17 +190,89 @@ class JobSlot:
             raise PeerError("that generation is over")
         return hosted
 
+    # -- leaving ---------------------------------------------------------------------------------
+
+    async def hand_over(self, seconds: float, warn: Callable[[str], None]) -> None:
+        """Ask the holder of the job that this device works for, if any, to do without it.
+
+        Whatever comes of it, this device may leave afterwards: at worst the others take it for
+        dead.
+
+        Args:
+            seconds: longest wait.
+            warn: warns the user that the others cannot do without this device.
+        """
+        until = monotonic() + seconds
+        try:
+            why = await self.ask_to_leave(seconds)
+            if why is None:
+                return
+            left = max(until - monotonic(), 0.0)
+            warn(
+                f"the others cannot take over this device's work ({why}). Leaving in {left:.0f} s "
+                "at most; press Ctrl-C again to leave now and break the training"
+            )
+            async with asyncio.timeout(left):
+                await self.idle.wait()
+        except (Error, TimeoutError) as error:
+            log.info("not_handed_over", why=str(error) or f"it took more than {seconds:.0f} s")
+
+    async def ask_to_leave(self, seconds: float) -> str | None:
+        """Have the work of this device handed over; returns why the others cannot do without it.
+
+        None: nothing depends on this device any more.
+
+        Raises:
+            Error: the holder is out of reach, or the job is over.
+            TimeoutError: the holder has not answered in time.
+        """
+        job, holder, me = self.job, self.holder, self._mesh.self_id
+        if job is None or holder is None or holder == me:
+            return None
+        await failpoints.reach("leave.ask.before", device=me)
+        with timed(log, "handed_over"):
+            asked = Message(LEAVING, JobQuestion(job).fields())
+            reply = await self._mesh.call(holder, asked, timeout_seconds=seconds)
+        return LeaveReply.read(reply.fields).refused
+
+    # -- orphaned jobs ---------------------------------------------------------------------------
+
+    async def say_whether_over(self, peer: str, message: Message) -> Message:
+        """Of a job of this device's own."""
+        job, folder = JobQuestion.read(message.fields).job, self._jobs
+        ended = () if folder is None else await asyncio.to_thread(ended_jobs.find_ended, folder)
+        return Message(OVER, JobOver(job in ended).fields())
+
+    async def _ask_whether_over(self, holder: str, job: str) -> None:
+        asked = Message(OVER, JobQuestion(job).fields())
+        try:
+            reply = await self._mesh.call(holder, asked, timeout_seconds=ASK_TIMEOUT_SECONDS)
+        except (Error, TimeoutError) as error:
+            log.info("not_known_whether_over", job=job, why=str(error) or "it took too long")
+            return
+        if reply.fields.get("over") is True and self.orphaned == (holder, job):
+            log.info("job_is_over", job=job)
+            await self.drop(job)
+
     def _on_mesh_event(self, event: MeshEvent) -> None:
         part = self.part
         if part is None:
             return
-        if isinstance(event, LinkLost):
-            part.link_ended(event.peer_id)
-        elif isinstance(event, LinkUp):
-            part.link_started(event.peer_id)
-        elif isinstance(event, MemberChanged) and event.member.id == part.holder:
-            self._holder_names = {event.member.id: event.member.name}
-            self._on_holder(part, event.member)
+        match event:
+            case LinkLost(peer):
+                part.core.link_ended(peer)
+            case LinkUp(peer):
+                part.core.link_started(peer)
+                self._ask_where_orphaned(peer)
+            case MemberChanged(member) if member.id == part.holder:
+                self._holder_names = {member.id: member.name}
+                self._on_holder(part, member)
+                if not event.described:
+                    self._ask_where_orphaned(member.id)
+
+    def _ask_where_orphaned(self, holder: str) -> None:
+        if self.orphaned is not None and self.orphaned[0] == holder:
+            self._tasks.spawn(self._ask_whether_over(*self.orphaned), "ask whether a job is over")
 
     @staticmethod
     def _on_holder(part: WorkerSession, holder: MeshMember) -> None:

@@ -8,16 +8,16 @@ with what the device has done so far.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from itertools import islice
 from time import perf_counter, process_time
 
 from p2ptrain import failpoints
-from p2ptrain.errors import AcceleratorFailed, Error, PeerError, ProtocolError
+from p2ptrain.errors import PeerError, ProtocolError
 from p2ptrain.events import Event, Waiting
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import (
     GONE,
     MemberState,
@@ -44,12 +44,12 @@ from p2ptrain.messages.kinds import (
     END,
     ENERGY,
     FACTS,
-    FAILED,
     FIND,
     LOG_SEND,
     MEASURE_LINKS,
     MEASURE_PROFILE,
     MEASURED,
+    OVER,
     PASSED_OVER,
     PREPARE,
     ROUND,
@@ -66,11 +66,9 @@ from p2ptrain.messages.round_orders import (
     Commit,
     DiagnoseRequest,
     EndOfRounds,
-    FailureReport,
     GenerationKey,
     RoundOrder,
     RoundQuestion,
-    StageKey,
 )
 from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, SnapshotOffer
 from p2ptrain.messages.spans import SpanColumns, SpansReply, SpansRequest
@@ -80,7 +78,6 @@ from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.energy import EnergyMeter, nvidia_counter
-from p2ptrain.process.memory_budget import is_of_host, is_out_of_memory
 from p2ptrain.profiling.fitness import Judge, fit_for_all
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.cores.worker_port import HolderState
@@ -92,7 +89,6 @@ from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.state.transfer_server import TransferServer
 from p2ptrain.worker.device_profile import DeviceProfiler
 from p2ptrain.worker.generation_builder import WorkerContext
-from p2ptrain.worker.hosted_stages import failure_report
 from p2ptrain.worker.job_slot import JobSlot
 from p2ptrain.worker.rebuild import send_logged
 
@@ -119,6 +115,7 @@ class WorkerService:
         only_for: Collection[str] = (),
         box: Box | None = None,
         judge: Judge = fit_for_all,
+        jobs: StateFolder | None = None,
     ) -> None:
         """Serve a device's part.
 
@@ -128,10 +125,11 @@ class WorkerService:
             ceiling: memory that jobs may take here.
             box: where models of others are measured; None: in the thread that computes.
             judge: as `DeviceProfiler`.
+            jobs: as `JobSlot`.
         """
         self.mesh = mesh
         self.compute = compute
-        self.slot = JobSlot(mesh)
+        self.slot = JobSlot(mesh, jobs)
         known = KnownModel()
         self.measures = DeviceProfiler(
             mesh, compute, profiles, memory_bytes, ceiling, box, emit, known, judge
@@ -150,8 +148,6 @@ class WorkerService:
         self._surroundings = WorkerContext(
             shell=self.device,
             measures=self.measures,
-            on_failure=self._report_failure,
-            notify_holder=self._notify_holder,
             waits=self._report_waiting,
             changed=self.slot.on_change,
         )
@@ -183,13 +179,13 @@ class WorkerService:
             LOG_SEND: MessageRoute(self._send_logged),
             PASSED_OVER: MessageRoute(self._passed_over),
             END: MessageRoute(self._end),
+            OVER: MessageRoute(self.slot.say_whether_over),
         }
 
     async def close(self) -> None:
         """Drop any job and stop serving."""
-        self.slot.close()
         await self.measures.close()
-        await self.slot.drop()
+        await self.slot.close()
 
     # -- routes ----------------------------------------------------------------------------------
 
@@ -227,7 +223,7 @@ class WorkerService:
         part = self.slot.part
         if part is None or part.holder != peer or part.newest is None:
             return Message(FIND)
-        return Message(FIND, JobKept(part.job, part.generation, part.newest).fields())
+        return Message(FIND, JobKept(part.job, part.core.generation, part.newest).fields())
 
     async def _facts(self, peer: str, message: Message) -> Message:
         """What this device has measured and offers, while its work continues."""
@@ -270,7 +266,8 @@ class WorkerService:
         key = GenerationKey.read(message.fields)
         part = self.slot.part_in(key.job, peer, message)
         if part is not None:
-            part.commit(peer, key, Commit.read(message.fields))
+            said = Commit.read(message.fields)
+            part.core.commit(peer, key.generation, said.step, said.coefficient)
 
     def _offered(self, peer: str, message: Message) -> None:
         offer = SnapshotOffer.read(message.fields)
@@ -281,7 +278,7 @@ class WorkerService:
         said = BackupAssignment.read(message.fields)
         part = self.slot.part_in(said.job, peer, message)
         if part is not None:
-            part.backup_peer_is(peer, said)
+            part.core.keeper_assigned(peer, said.copy, said.backup_peer)
 
     def _keep(self, peer: str, message: Message) -> None:
         keep = RetainSnapshots.read(message.fields)
@@ -382,29 +379,6 @@ class WorkerService:
             self.mesh.distrust(said.device, said.seconds)
 
     # -- helpers ---------------------------------------------------------------------------------
-
-    async def _report_failure(
-        self, assignment: Assignment, stage: int, error: BaseException
-    ) -> None:
-        if not isinstance(error, Error):
-            log.debug("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
-        if isinstance(error, AcceleratorFailed):
-            self.compute.give_up_device(error)
-        if is_out_of_memory(error) and not is_of_host(error):
-            error = self.measures.given_up(assignment.digest) or error
-        report = failure_report(error, self.measures.memory.ran_out)
-        await self._send_failed(assignment, stage, report)
-
-    async def _notify_holder(self, assignment: Assignment, report: FailureReport) -> None:
-        stage = assignment.stages_of(self.mesh.self_id)[0]
-        await self._send_failed(assignment, stage, report)
-
-    async def _send_failed(self, assignment: Assignment, stage: int, report: FailureReport) -> None:
-        fields = {**StageKey(assignment.key, stage).fields(), **report.fields()}
-        try:
-            await self.mesh.send(assignment.holder, Message(FAILED, fields))
-        except PeerError as gone:
-            log.warning("failure_not_reported", why=str(gone))
 
     def _report_waiting(self, holder: str) -> None:
         if self._emit is not None:

@@ -10,25 +10,32 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import traceback
 from collections.abc import Callable
 from functools import partial
 from time import monotonic
 
 from p2ptrain import failpoints
 from p2ptrain.aio.tasks import TaskOwner
-from p2ptrain.errors import PeerError, ProtocolError
+from p2ptrain.errors import AcceleratorFailed, Error, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.waiting import wait_until_linked
 from p2ptrain.messages.assign import Fetches, placement_of
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import read_part
 from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRequest
-from p2ptrain.messages.kinds import PREPARE, STATE_REPORT
+from p2ptrain.messages.kinds import FAILED, PREPARE, STATE_REPORT
 from p2ptrain.messages.requesters import Booking
-from p2ptrain.messages.round_orders import Commit, FailureReport, GenerationKey, RoundOrder
-from p2ptrain.messages.snapshots import BackupAssignment
+from p2ptrain.messages.round_orders import (
+    Commit,
+    FailureReport,
+    GenerationKey,
+    RoundOrder,
+    StageKey,
+)
 from p2ptrain.net.message import Message
 from p2ptrain.process.allocator import trim_heap
+from p2ptrain.process.memory_budget import is_of_host, is_out_of_memory
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.cores.worker_core import WorkerCore, WorkerPhase
 from p2ptrain.recovery.cores.worker_port import HolderState, StateReportAsked
@@ -39,7 +46,7 @@ from p2ptrain.recovery.rebuild_plan import Rebuild
 from p2ptrain.recovery.state_report import StageCopy, StateEntry, StateReport
 from p2ptrain.recovery.version import Version
 from p2ptrain.worker.generation_builder import GenerationBuild, WorkerContext
-from p2ptrain.worker.hosted_stages import HostedStages
+from p2ptrain.worker.hosted_stages import HostedStages, failure_report
 from p2ptrain.worker.job_store import JobStore
 from p2ptrain.worker.rebuild import StageRebuilder
 from p2ptrain.worker.snapshot_service import SnapshotService
@@ -53,6 +60,7 @@ class WorkerSession:
     Attributes:
         job: its id.
         holder: id of the device with the data.
+        core: the rules.
         replication: copies of its stages, and those it keeps.
         alone_since: when the holder's process ended, by `time.monotonic`; None while nothing says
             that it has, and as soon as another one resumes the job.
@@ -65,14 +73,14 @@ class WorkerSession:
         self._around = around
         self._booking = Booking(monotonic())
         self._store = JobStore(job, around.shell.states, self._look)
-        self._core = WorkerCore(around.shell.mesh.self_id, self)
-        self.replication = SnapshotService(around.shell.mesh, job, self._store, self._core)
+        self.core = WorkerCore(around.shell.mesh.self_id, self)
+        self.replication = SnapshotService(around.shell.mesh, job, self._store, self.core)
         self._digest = ""
         self._others: frozenset[str] = frozenset()  # seen alive by the holder
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[Message]] = {}  # by request, those waited for
         self._tasks = TaskOwner(self._on_failed)
-        self._rebuilder = StageRebuilder(around.shell, self._store, self._tasks, self._core)
+        self._rebuilder = StageRebuilder(around.shell, self._store, self._tasks, self.core)
         self._asked: GenerationBuild | None = None  # the rules say whether it is obeyed
         self._making: GenerationBuild | None = None  # under way, or done
         self._given_up: Assignment | None = None  # the last one made ready in vain
@@ -85,29 +93,22 @@ class WorkerSession:
     @property
     def is_busy(self) -> bool:
         """Whether this device does something, or keeps something, for the job."""
-        return self._core.phase is not WorkerPhase.IDLE or self.hosted is not None
+        return self.core.phase is not WorkerPhase.IDLE or self.hosted is not None
 
     @property
     def is_over(self) -> bool:
         """Whether this device has no part in the job any more, though it may still be stopping."""
-        return self._core.phase is WorkerPhase.IDLE
+        return self.core.phase is WorkerPhase.IDLE
 
     def has_expired(self, now: float) -> bool:
         """Whether nothing came of what this device was asked to stand ready for."""
-        return self._booking.has_expired(
-            now, is_preparing=self._core.phase is WorkerPhase.PREPARING
-        )
+        return self._booking.has_expired(now, is_preparing=self.core.phase is WorkerPhase.PREPARING)
 
     @property
     def newest(self) -> Version | None:
         """Of what is kept here, what was computed last."""
-        versions = [entry.version for entry in self._core.entries]
+        versions = [entry.version for entry in self.core.entries]
         return max(versions, key=lambda version: version.age, default=None)
-
-    @property
-    def generation(self) -> int:
-        """Of the newest command that was obeyed."""
-        return self._core.generation
 
     # -- the holder's ----------------------------------------------------------------------------
 
@@ -115,7 +116,7 @@ class WorkerSession:
         """Stop, and say what is here. Raises PeerError: this is not obeyed."""
         await self._reach("state_report.receive.before")
         others = request.alive
-        if self._core.phase is WorkerPhase.IDLE:  # nothing runs that must be stopped first
+        if self.core.phase is WorkerPhase.IDLE:  # nothing runs that must be stopped first
             await wait_until_linked(self._around.shell.mesh, others)
         number, me = next(self._numbers), self._around.shell.mesh.self_id
         asked = StateReportAsked(
@@ -123,10 +124,10 @@ class WorkerSession:
         )
         if request.rebuild is not None and request.rebuild.device != me:
             raise ProtocolError("a rebuild is asked of another device")
-        if self._core.refusal(peer, asked.generation) is None:  # nothing else of it is believed
+        if self.core.refusal(peer, asked.generation) is None:  # nothing else of it is believed
             self._digest, self._others, self.holder = request.digest, others, peer
             self._booking.asked(monotonic())
-        answer = await self._answer(number, partial(self._core.state_asked, asked))
+        answer = await self._answer(number, partial(self.core.state_asked, asked))
         await self._reach("state_report.answer.before")
         return answer
 
@@ -141,12 +142,12 @@ class WorkerSession:
         fetches = (await read_part(Fetches, message, 1)).parts
         request = PrepareRequest.read(message.fields)
         self._asked = GenerationBuild(
-            *(assignment, self._around, self._store, self._tasks, self._core, self._look),
+            *(assignment, self._around, self._store, self._tasks, self.core, self._look),
             request.needed,
             gathers=request.gather,
         )
         number, placed = next(self._numbers), placement_of(assignment)
-        prepare = partial(self._core.prepare_asked, number, peer, placed, fetches)
+        prepare = partial(self.core.prepare_asked, number, peer, placed, fetches)
         answer = await self._answer(number, prepare)
         self._booking.asked(monotonic())
         await self._reach("ready.send.before")
@@ -165,12 +166,12 @@ class WorkerSession:
     def begin(self, peer: str, generation: int) -> None:
         """A generation is in force."""
         failpoints.reach_now("begin.receive.before", device=self._around.shell.mesh.self_id)
-        self._core.begin(peer, generation)
+        self.core.begin(peer, generation)
 
     async def order(self, peer: str, key: GenerationKey, order: RoundOrder) -> None:
         """A round of a generation."""
         step, copies = order.round.step, {"keep": order.keep, "offer": order.offer}
-        is_of_running = self._core.round_ordered(
+        is_of_running = self.core.round_ordered(
             peer, key.generation, step, stay=order.stay, **copies
         )
         hosted = self.hosted
@@ -179,33 +180,17 @@ class WorkerSession:
 
     def keep(self, peer: str, versions: tuple[Version, ...]) -> None:
         """The holder names the versions that stay: the stable one, then those that are read."""
-        self._core.retain(peer, versions)
+        self.core.retain(peer, versions)
         hosted = self.hosted
         if hosted is not None and versions and peer == self.holder:
             # a backup peer rebuilds a lost stage from the stable one, however new the others are
             hosted.log.forget_before(versions[0].step)
 
-    def commit(self, peer: str, key: GenerationKey, commit: Commit) -> None:
-        """An update counts."""
-        self._core.commit(peer, key.generation, commit.step, commit.coefficient)
-
-    def backup_peer_is(self, peer: str, said: BackupAssignment) -> None:
-        """Copies of a stage here go to another device from now on."""
-        self._core.keeper_assigned(peer, said.copy, said.backup_peer)
-
     def holder_is(self, state: HolderState) -> None:
         """What became of the holder, or of its job."""
         if state is HolderState.GONE and self.alone_since is None:
             self.alone_since = monotonic()
-        self._core.holder_is(state)
-
-    def link_ended(self, peer: str) -> None:
-        """What was queued on the link to `peer` is lost."""
-        self._core.link_ended(peer)
-
-    def link_started(self, peer: str) -> None:
-        """There is a link to `peer`, perhaps again."""
-        self._core.link_started(peer)
+        self.core.holder_is(state)
 
     async def close(self) -> None:
         """Leave the job at once."""
@@ -244,7 +229,7 @@ class WorkerSession:
         async def stop() -> None:
             await self.replication.stop()
             await self._store.rest()
-            self._core.stopped()
+            self.core.stopped()
 
         self._tasks.spawn(stop(), "stop the stages")
 
@@ -263,7 +248,7 @@ class WorkerSession:
         mesh = self._around.shell.mesh
         state_report = StateReport(
             mesh.self_id,
-            self.generation,
+            self.core.generation,
             entries,
             linked=self._others & mesh.connected,
             logged=None if self.hosted is None else self.hosted.logged,
@@ -274,7 +259,7 @@ class WorkerSession:
 
     def rebuild_stage(self, request: int, what: Rebuild) -> None:
         """From a copy, and what others log."""
-        self._rebuilder.make(request, what, self._core.generation)
+        self._rebuilder.make(request, what, self.core.generation)
 
     def cancel_rebuild(self) -> None:
         """The next question came."""
@@ -287,7 +272,7 @@ class WorkerSession:
         hosted = self.hosted
         assert hosted is not None
         hosted.log.counts(version.step - 1, coefficient)
-        if self._core.phase is WorkerPhase.RUNNING:
+        if self.core.phase is WorkerPhase.RUNNING:
             hosted.commit(Commit(0, version.step - 1, coefficient))
         else:
             work = self._catch_up(hosted, generation, version, coefficient)
@@ -305,7 +290,7 @@ class WorkerSession:
         for first, error in outcome.items():
             if error is not None:
                 log.warning("update_failed", step=version.step, why=str(error))
-            self._core.caught_up(generation, first)
+            self.core.caught_up(generation, first)
 
     def entries(self) -> tuple[StateEntry, ...]:
         """Also while the stages run."""
@@ -364,7 +349,7 @@ class WorkerSession:
         self.alone_since = None
         self._store.train(hosted)
         self.replication.begin(hosted)
-        hosted.start(partial(self._around.on_failure, hosted.assignment))
+        hosted.start(partial(self._report_failure, hosted.assignment))
         trim_heap()  # and with the old generation what only it had
 
     def copy_stages(self, version: Version) -> None:
@@ -387,7 +372,27 @@ class WorkerSession:
             if assignment is not None and assignment.key.generation == generation:
                 message = "a link is back" if back else "a link ended"
                 report = FailureReport("link", message, peer=peer, back=back)
-                self._tasks.spawn(self._around.notify_holder(assignment, report), "report a link")
+                stage = assignment.stages_of(self._around.shell.mesh.self_id)[0]
+                self._tasks.spawn(self._send_failed(assignment, stage, report), "report a link")
+
+    async def _report_failure(
+        self, assignment: Assignment, stage: int, error: BaseException
+    ) -> None:
+        if not isinstance(error, Error):
+            log.debug("stage_failed", stage=stage, trace="".join(traceback.format_exception(error)))
+        if isinstance(error, AcceleratorFailed):
+            self._around.shell.compute.give_up_device(error)
+        if is_out_of_memory(error) and not is_of_host(error):
+            error = self._around.measures.given_up(assignment.digest) or error
+        report = failure_report(error, self._around.measures.memory.ran_out)
+        await self._send_failed(assignment, stage, report)
+
+    async def _send_failed(self, assignment: Assignment, stage: int, report: FailureReport) -> None:
+        fields = {**StageKey(assignment.key, stage).fields(), **report.fields()}
+        try:
+            await self._around.shell.mesh.send(assignment.holder, Message(FAILED, fields))
+        except PeerError as gone:
+            log.warning("failure_not_reported", why=str(gone))
 
     def report_orphaned(self, holder: str) -> None:
         """To the person at this device."""

@@ -44,9 +44,9 @@ from p2ptrain.runtime.stage_sender import (
     tied_chains,
 )
 from p2ptrain.runtime.staged_reduction import HostGradients, StagedReduction
-from p2ptrain.runtime.tiled.tile_exchange import FLOW as TILES
-from p2ptrain.runtime.tiled.tile_exchange import TileExchange
 from p2ptrain.runtime.tiled.tile_layout import ModeTileLayout, StageTileLayout, tiles_of
+from p2ptrain.runtime.tiled.tiled_executor import FLOW as TILES
+from p2ptrain.runtime.tiled.tiled_executor import TileExchange
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
 
 EARLY_PIECES = 4

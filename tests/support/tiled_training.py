@@ -16,11 +16,11 @@ from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import InputRef
 from p2ptrain.model.stage.stage import Stage
+from p2ptrain.tiling.grid import GridLayout
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
-from p2ptrain.tiling.kernels.tiled_part import TiledPart
-from p2ptrain.tiling.maps.grid_layout import GridLayout
+from p2ptrain.tiling.kernels.tileable_operators import TiledPart
 from tests.support.tiled_models import CLASSES, EXAMPLES
-from tests.support.tiling_in_process import Tiles
+from tests.support.tiling_in_process import Tiles, trained
 
 SAMPLES = 2
 LEARNING_RATE = 0.005
@@ -122,7 +122,7 @@ def train_tiled(prepared: Prepared, layout: GridLayout, devices: Sequence[int]) 
     tiles = Tiles(description, part, layout, states, device_of_tile=devices)
     behind = _copied(prepared.captured.state())
     tail = Stage(description, part.whole, len(description.units), behind, copy=False)
-    optimizers = [_optimizer(replica.parameters.values()) for replica in tiles.replicas]
+    optimizers = [_optimizer(trained(replica).values()) for replica in tiles.replicas]
     optimizers.append(_optimizer(tail.parameters().values()))
     losses: list[float] = []
     first: dict[str, Tensor] = {}
@@ -131,11 +131,11 @@ def train_tiled(prepared: Prepared, layout: GridLayout, devices: Sequence[int]) 
             optimizer.zero_grad()
         losses.append(_step(prepared, tiles, tail, key, x, y))
         if not first:
-            own = {**tiles.replicas[0].parameters, **tail.parameters()}
+            own = {**trained(tiles.replicas[0]), **tail.parameters()}
             first = {n: p.grad.clone() for n, p in own.items() if p.grad is not None}
         for optimizer in optimizers:
             optimizer.step()
-    replicas = [replica.tensors for replica in tiles.replicas]
+    replicas = tiles.replicas
     same = all(
         torch.equal(tensor, replica[name])
         for replica in replicas

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from p2ptrain.plan.types.cluster import REFERENCE, ClusterLink, Overheads
 from p2ptrain.plan.types.feature_maps import ELEMENTWISE, AxisWindow, MapNetwork
-from p2ptrain.tiling.maps.grid import TileGrid
+from p2ptrain.tiling.grid import TileGrid
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import OF_TILES, TileDevice, TilingProblem
 from tests.support.feature_maps import chain

@@ -11,19 +11,38 @@ from collections.abc import Mapping, Sequence
 from typing import TypeAlias
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from p2ptrain.errors import InternalError
-from p2ptrain.model.graph.description import ModelDescription
+from p2ptrain.model.graph.description import ModelDescription, TensorKind
+from p2ptrain.model.graph.nodes import StateRef
+from p2ptrain.tiling.grid import GridLayout
 from p2ptrain.tiling.kernels.kernels import cut_region
 from p2ptrain.tiling.kernels.tile_pass import TilePass
-from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.kernels.tile_program import TileProgram
 from p2ptrain.tiling.kernels.tile_steps import TileMessage
-from p2ptrain.tiling.kernels.tiled_part import TiledPart
-from p2ptrain.tiling.maps.grid_layout import GridLayout
+from p2ptrain.tiling.kernels.tileable_operators import TiledPart
 
 Traffic: TypeAlias = Counter[str]
 """Bytes by kind of message, between tiles of different devices."""
+
+
+def replica(
+    description: ModelDescription, part: TiledPart, state: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """The part's tensors on one device, without copying them; parameters are leaves."""
+    nodes = description.graph(part.mode).nodes[: part.stop]
+    names = {r.name for node in nodes for r in node.references() if isinstance(r, StateRef)}
+    tensors = {name: state[name].detach() for name in sorted(names)}
+    for name, described in description.tensors_by_name.items():
+        if name in names and described.kind is TensorKind.PARAMETER:
+            tensors[name] = nn.Parameter(tensors[name], requires_grad=described.trainable)
+    return tensors
+
+
+def trained(replica: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those that take gradients, by name."""
+    return {name: tensor for name, tensor in replica.items() if tensor.requires_grad}
 
 
 class Tiles:
@@ -55,7 +74,7 @@ class Tiles:
         if len(devices) != layout.tiles or sorted({*devices}) != list(range(len(states))):
             raise InternalError(f"{layout.tiles} tiles on devices {devices}, {len(states)} states")
         self._part, self._layout, self._devices = part, layout, devices
-        self.replicas = [Replica(description, part, state) for state in states]
+        self.replicas = [replica(description, part, state) for state in states]
         self._programs = [
             TileProgram(
                 *(description, part, layout, tile, self.replicas[device]),
@@ -114,13 +133,13 @@ class Tiles:
         """
         sums: dict[str, Tensor | None] = {}
         with torch.no_grad():
-            for name in self.replicas[0].parameters:
-                parts = [replica.parameters[name].grad for replica in self.replicas]
+            for name in trained(self.replicas[0]):
+                parts = [replica[name].grad for replica in self.replicas]
                 known = [part for part in parts if part is not None]
                 sums[name] = None if not known else sum(known[1:], known[0].clone())
                 for replica in self.replicas:
                     total = sums[name]
-                    replica.parameters[name].grad = None if total is None else total.clone()
+                    replica[name].grad = None if total is None else total.clone()
         return sums
 
     def _carry(self, passes: Sequence[TilePass], sent: Sequence[TileMessage]) -> None:

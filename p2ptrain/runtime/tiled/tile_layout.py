@@ -25,11 +25,10 @@ from p2ptrain.model.graph.nodes import InputRef, NodeRef
 from p2ptrain.plan.types.allocation import TileShape, owners
 from p2ptrain.plan.types.feature_maps import MapNetwork, Region
 from p2ptrain.runtime.io.tensor_receiver import Expected
+from p2ptrain.tiling.grid import GridLayout
 from p2ptrain.tiling.kernels.kernels import cut_region
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
-from p2ptrain.tiling.kernels.tileable_operators import NotTiled
-from p2ptrain.tiling.kernels.tiled_part import TiledPart
-from p2ptrain.tiling.maps.grid_layout import GridLayout
+from p2ptrain.tiling.kernels.tileable_operators import NotTiled, TiledPart
 
 
 def tiled_units(description: ModelDescription, units: int, mode: RoundMode) -> TiledPart:

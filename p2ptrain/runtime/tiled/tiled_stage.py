@@ -24,7 +24,7 @@ from p2ptrain.plan.types.feature_maps import MapNetwork
 from p2ptrain.runtime.io.tensor_receiver import Expected
 from p2ptrain.runtime.tiled.tile_layout import StageTileLayout
 from p2ptrain.tiling.kernels.device_pass import Address, DevicePass
-from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.kernels.tile_program import TileProgram
 from p2ptrain.tiling.kernels.tile_steps import TileMessage
 
 
@@ -59,14 +59,14 @@ class TiledStage(Stage):
         """By tile, those of this device. Raises NotTiled, GridError."""
         if mode not in self._programs:
             tiled = self.tiles.of(mode)
-            replica = Replica(self.description, tiled.part, self.state(), as_they_are=True)
+            state = self.state()
             self._programs[mode] = {
                 tile: TileProgram(
                     self.description,
                     tiled.part,
                     tiled.layout,
                     tile,
-                    replica,
+                    state,
                     tracks=tile == self._own[0],
                 )
                 for tile in self._own

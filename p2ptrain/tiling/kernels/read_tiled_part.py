@@ -33,16 +33,18 @@ from p2ptrain.tiling.kernels.tileable_operators import (
     POOLINGS,
     UNARY,
     NotTiled,
+    TiledPart,
     Windows,
     arguments_of,
     convolution_windows,
     elementwise_function,
     is_in_place,
+    last_cut,
+    map_shape,
     out_of_place,
     padding_windows,
     pooling_windows,
 )
-from p2ptrain.tiling.kernels.tiled_part import TiledPart, last_cut, map_shape
 
 _COUNTERS = ("aten.add_.Tensor", "aten.add_.Scalar")
 

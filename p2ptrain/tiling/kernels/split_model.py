@@ -13,8 +13,7 @@ from p2ptrain.model.graph.nodes import Graph
 from p2ptrain.model.graph.values import BATCH, Polynomial, ValueDescription
 from p2ptrain.plan.types.feature_maps import FeatureMap
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
-from p2ptrain.tiling.kernels.tileable_operators import NotTiled
-from p2ptrain.tiling.kernels.tiled_part import TiledPart
+from p2ptrain.tiling.kernels.tileable_operators import NotTiled, TiledPart
 
 
 def cut_where_tiling_ends(description: ModelDescription) -> tuple[ModelDescription, TiledPart]:

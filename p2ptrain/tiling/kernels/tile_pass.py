@@ -23,6 +23,7 @@ from torch import Tensor
 
 from p2ptrain.model.stage.split_backward import WeightGradients, accumulate
 from p2ptrain.plan.types.feature_maps import Region
+from p2ptrain.tiling.grid import HaloTransfer
 from p2ptrain.tiling.kernels.kernels import add_to, copied, cut_region, embed_region, region_view
 from p2ptrain.tiling.kernels.recorded_segment import RecordedSegment
 from p2ptrain.tiling.kernels.tile_machine import Key, TileMachine, Work
@@ -37,7 +38,6 @@ from p2ptrain.tiling.kernels.tile_steps import (
     TileSegment,
 )
 from p2ptrain.tiling.kernels.tiled_normalisation import Statistics, combined, moments
-from p2ptrain.tiling.maps.grid import HaloTransfer
 
 
 class _PendingNorm(NamedTuple):

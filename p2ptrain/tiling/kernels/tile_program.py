@@ -1,4 +1,4 @@
-"""A tile's operators, prepared to be run again and again with one replica of the weights."""
+"""A tile's operators, prepared to be run again and again with one device's weights."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from p2ptrain.errors import InternalError, ProtocolError
-from p2ptrain.model.graph.description import ModelDescription, TensorKind
+from p2ptrain.errors import ProtocolError
+from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import StateRef
 from p2ptrain.plan.types.feature_maps import Operation, Region
+from p2ptrain.tiling.grid import GridLayout, HaloTransfer
 from p2ptrain.tiling.kernels.kernels import (
     Kernel,
     TilePlace,
@@ -38,49 +39,8 @@ from p2ptrain.tiling.kernels.tile_steps import (
     steps_of,
     uses_of,
 )
-from p2ptrain.tiling.kernels.tileable_operators import CONVOLUTIONS, is_in_place
+from p2ptrain.tiling.kernels.tileable_operators import CONVOLUTIONS, TiledPart, is_in_place
 from p2ptrain.tiling.kernels.tiled_normalisation import Normalisation
-from p2ptrain.tiling.kernels.tiled_part import TiledPart
-from p2ptrain.tiling.maps.grid import HaloTransfer
-from p2ptrain.tiling.maps.grid_layout import GridLayout
-
-
-class Replica:
-    """The tensors of the tiled part as one device has them, shared by all of its tiles.
-
-    Parameters' gradients add up in `.grad` over the device's tiles and micro-batches.
-    """
-
-    def __init__(
-        self,
-        description: ModelDescription,
-        part: TiledPart,
-        state: Mapping[str, Tensor],
-        *,
-        as_they_are: bool = False,
-    ) -> None:
-        """Take the tensors that the part uses out of `state`, without copying them.
-
-        Args:
-            as_they_are: parameters in `state` are leaves, and get the gradients.
-        """
-        self.tensors: dict[str, Tensor] = {}
-        nodes = description.graph(part.mode).nodes[: part.stop]
-        names = {r.name for node in nodes for r in node.references() if isinstance(r, StateRef)}
-        for name in sorted(names):
-            if name not in state:
-                raise InternalError(f"tensor {name!r} of the tiled part is missing")
-            described, tensor = description.tensors_by_name[name], state[name]
-            if not as_they_are:
-                tensor = tensor.detach()
-                if described.kind is TensorKind.PARAMETER:
-                    tensor = nn.Parameter(tensor, requires_grad=described.trainable)
-            self.tensors[name] = tensor
-
-    @property
-    def parameters(self) -> dict[str, Tensor]:
-        """Those that take gradients, by name."""
-        return {name: tensor for name, tensor in self.tensors.items() if tensor.requires_grad}
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,10 +63,13 @@ class TileInstruction:
 
 
 class TileProgram:
-    """One tile of a layout with a replica.
+    """One tile of a layout with a device's tensors, which all of its tiles share.
+
+    Parameters' gradients add up in `.grad` over the device's tiles and micro-batches.
 
     Attributes:
         tile: its number.
+        tensors: by name.
         dtype: of all maps.
         steps, uses: by group.
         fused: by group: the normalisation with which it begins, of a map that others have parts of.
@@ -119,7 +82,7 @@ class TileProgram:
         part: TiledPart,
         layout: GridLayout,
         tile: int,
-        replica: Replica,
+        tensors: Mapping[str, Tensor],
         *,
         tracks: bool = True,
     ) -> None:
@@ -129,10 +92,10 @@ class TileProgram:
             description, part: the model, and what of it is tiled.
             layout: of `part.network`.
             tile: its number.
-            replica: its device's.
-            tracks: it changes the replica's running statistics and counters; one tile of a device.
+            tensors: of the model's state, at least those of the part; parameters are leaves.
+            tracks: it changes running statistics and counters; one tile of a device.
         """
-        self.part, self.layout, self.tile, self.replica = part, layout, tile, replica
+        self.part, self.layout, self.tile, self.tensors = part, layout, tile, tensors
         self.tracks = tracks
         dtype = description.inputs[part.entering[0]].dtype
         assert dtype is not None
@@ -188,13 +151,12 @@ class TileProgram:
 
     def parameters(self, step: TileSegment) -> list[Tensor]:
         """Those that its operators read and that take gradients, once a use."""
-        tensors = self.replica.tensors
         references = (
             reference
             for k in step.operations
             for reference in self._nodes[self.part.nodes[k]].references()
         )
-        states = [tensors[r.name] for r in references if isinstance(r, StateRef)]
+        states = [self.tensors[r.name] for r in references if isinstance(r, StateRef)]
         return [tensor for tensor in states if tensor.requires_grad]
 
     def count(self, group: int) -> None:
@@ -207,7 +169,7 @@ class TileProgram:
                 assert isinstance(reference, StateRef)
                 assert isinstance(rise, int | float)
                 with torch.no_grad():
-                    self.replica.tensors[reference.name].add_(rise)
+                    self.tensors[reference.name].add_(rise)
 
     def _expected_shapes(self) -> dict[tuple[Subject, int], tuple[int, ...]]:
         """By (what, from which tile), the samples left out."""
@@ -242,14 +204,14 @@ class TileProgram:
                 self._pad_early(group, step, k)
         else:
             node = self._nodes[self.part.nodes[step.operation]]
-            self.normalisations[step.operation] = Normalisation(node, self.replica.tensors)
+            self.normalisations[step.operation] = Normalisation(node, self.tensors)
 
     def _instruction(self, group: int, k: int) -> TileInstruction:
         place = self._place(group, k)
         return TileInstruction(
             place.operation,
             self._cuts(group, place.operation, place.outputs),
-            kernel(place, self.replica.tensors),
+            kernel(place, self.tensors),
             place.node.grad_enabled,
             place.node.operator in CONVOLUTIONS,
         )
@@ -270,7 +232,7 @@ class TileProgram:
         left = tuple(
             (0, 0) if any(hand) else both for hand, both in zip(by_hand, place.padding, strict=True)
         )
-        call = convolution(place, self.replica.tensors, (left[0], left[1]))
+        call = convolution(place, self.tensors, (left[0], left[1]))
         self.instructions[maker] = replace(first, call=padding_first(first.call, by_hand))
         self.instructions[reader] = replace(behind, call=call)
 

@@ -13,8 +13,7 @@ from typing import TypeAlias
 from torch import Tensor
 
 from p2ptrain.plan.types.feature_maps import MapNetwork
-from p2ptrain.tiling.maps.grid import HaloGroup
-from p2ptrain.tiling.maps.grid_layout import GridLayout
+from p2ptrain.tiling.grid import GridLayout, HaloGroup
 
 
 @dataclass(frozen=True, slots=True)

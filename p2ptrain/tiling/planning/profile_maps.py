@@ -33,7 +33,7 @@ from p2ptrain.plan.types.feature_maps import (
     Operation,
 )
 from p2ptrain.plan.types.profile import Pair, Profile, Spatial, Unit
-from p2ptrain.tiling.maps.grid import GroupLayout, TileGrid, first_normalised
+from p2ptrain.tiling.grid import GroupLayout, TileGrid, first_normalised
 
 ITEMSIZE = 4
 

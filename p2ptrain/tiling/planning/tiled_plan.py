@@ -34,7 +34,7 @@ from p2ptrain.plan.types.plan import DeviceShare, LeftOut, Plan, PlannedStage, P
 from p2ptrain.plan.types.profile import Profile
 from p2ptrain.plan.types.request import PlanMode, PlanRequest, Schedule
 from p2ptrain.plan.types.timeline import TimelineEntry
-from p2ptrain.tiling.maps.grid import TileGrid
+from p2ptrain.tiling.grid import TileGrid
 from p2ptrain.tiling.planning.pipelined_tiling import best_pipelined
 from p2ptrain.tiling.planning.profile_maps import tiled_network
 from p2ptrain.tiling.planning.tiled_pipeline import (

@@ -30,7 +30,7 @@ from itertools import pairwise
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.types.feature_maps import Operation
 from p2ptrain.plan.types.gradient_sums import BucketSizes, ring_seconds, ring_steps
-from p2ptrain.tiling.maps.grid import GridError, GroupLayout, TileGrid
+from p2ptrain.tiling.grid import GridError, GroupLayout, TileGrid
 from p2ptrain.tiling.planning.tiling_problem import (
     GroupCost,
     Passage,

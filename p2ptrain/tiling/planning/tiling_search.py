@@ -19,7 +19,7 @@ from itertools import pairwise
 
 from p2ptrain.errors import PlanError, size_text
 from p2ptrain.plan.types.allocation import owners
-from p2ptrain.tiling.maps.grid import GroupLayout, TileGrid
+from p2ptrain.tiling.grid import GroupLayout, TileGrid
 from p2ptrain.tiling.planning.grouping import TilesTooLarge, best_grouping, early_borders
 from p2ptrain.tiling.planning.tile_shares import Shares, balanced_shares
 from p2ptrain.tiling.planning.tiling_cost import Costs

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from p2ptrain.errors import InternalError, ProtocolError
 from p2ptrain.plan.types.cluster import ClusterLink
+from p2ptrain.tiling.grid import GridLayout
 from p2ptrain.tiling.kernels.tile_pass import TilePass
-from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.kernels.tile_program import TileProgram
 from p2ptrain.tiling.kernels.tile_steps import Halo, Moments, TileMessage
-from p2ptrain.tiling.maps.grid_layout import GridLayout
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice
 from tests.support.thorough import examples_of
 from tests.support.tiled_models import EXAMPLES
 from tests.support.tiled_training import Prepared, Run, compare, prepare, train_plainly, train_tiled
 from tests.support.tiling_examples import by_flops
-from tests.support.tiling_in_process import Tiles
+from tests.support.tiling_in_process import Tiles, replica, trained
 
 NETWORKS = (
     ["unet", "vgg16"] if examples_of(1) == 1 else [name for name in EXAMPLES if name != "six"]
@@ -122,7 +122,7 @@ def passes(
     programs = [
         TileProgram(
             *(prepared.description, prepared.part, grid, tile),
-            Replica(prepared.description, prepared.part, copied(prepared)),
+            replica(prepared.description, prepared.part, copied(prepared)),
         )
         for tile in range(grid.tiles)
     ]
@@ -170,7 +170,7 @@ def test_the_order_of_messages_changes_no_bit(six: Prepared) -> None:
         back = [*delivered(machines, sent, chance)]
         assert {type(m.subject).__name__ for m in back} == {"HaloGradient", "GradientSums"}
         assert not any(machine.is_waiting for machine in machines)
-        found.append([p.grad for program in programs for p in program.replica.parameters.values()])
+        found.append([p.grad for program in programs for p in trained(program.tensors).values()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
 
@@ -195,7 +195,7 @@ def test_filters_whose_gradients_are_put_off_get_the_same_bits(
             )
         stops += deliver(machines, sent)
         assert not any(machine.is_waiting for machine in machines)
-        found.append([p.grad for program in programs for p in program.replica.parameters.values()])
+        found.append([p.grad for program in programs for p in trained(program.tensors).values()])
         assert not any(gradient.requires_grad for gradient in found[-1])
     convolutions = sum(operation.flops > 0 for operation in six.part.network.operations)
     assert 0 < stops <= 4 * convolutions

@@ -154,7 +154,7 @@ async def test_where_the_others_cannot_do_without_it_it_is_slow_and_says_so() ->
         async def refused(_seconds: float) -> str:
             return "no plan fits without b"
 
-        member.ask_to_leave = refused  # type: ignore[method-assign]
+        member.service.slot.ask_to_leave = refused  # type: ignore[method-assign]
         await laptop.unplug()
         async with laptop.mannerly(Manners(on_battery="pause")):
             await laptop.says("slow: on battery; the others cannot do without it")

@@ -26,7 +26,7 @@ from p2ptrain.runtime import stage_sender
 from p2ptrain.runtime.allreduce import RingAllReduce
 from p2ptrain.runtime.io.tensor_receiver import TensorReceiver
 from p2ptrain.runtime.reduced_tensors import ReducedTensors
-from p2ptrain.runtime.tiled.tile_exchange import TileExchange
+from p2ptrain.runtime.tiled.tiled_executor import TileExchange
 from p2ptrain.state.fetch import fetch_units as fetch_state
 from p2ptrain.worker import generation_builder, job_memory
 from p2ptrain.worker.job_memory import JobMemory

@@ -27,7 +27,6 @@ from p2ptrain.plan.types.plan import Plan
 from p2ptrain.process import child_process
 from p2ptrain.runtime.stage_sender import LiveStageSender
 from p2ptrain.worker import device_profile
-from p2ptrain.worker.leave import hand_over
 from tests.integration.training.household import Devices, devices, hold_rounds
 from tests.integration.training.jobs import (
     assert_undisturbed,
@@ -392,7 +391,7 @@ async def test_who_the_others_cannot_do_without_hears_so_and_training_goes_on_wi
         service = household.members["b"].service
 
         async def stay() -> None:
-            await hand_over(household.mesh["b"], service, 20.0, told.append)
+            await service.slot.hand_over(20.0, told.append)
             assert service.slot.idle.is_set()  # the job has ended meanwhile
 
         hold_rounds(monkeypatch, 10, lambda: bool(told))

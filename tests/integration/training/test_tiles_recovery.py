@@ -12,7 +12,7 @@ from torch import nn
 from p2ptrain.events import Event, Failure, Plan, Recovered, Step
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.messages.tensors import MicroBatchSlice
-from p2ptrain.runtime.tiled.tile_exchange import TileExchange
+from p2ptrain.runtime.tiled.tiled_executor import TileExchange
 from p2ptrain.tiling.kernels.tile_steps import GradientSums, HaloGradient, Moments, TileMessage
 from tests.integration.training.household import Devices, devices
 from tests.integration.training.test_recovery_holder import Process

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from p2ptrain.model.capture.capture import capture
+from p2ptrain.tiling.grid import GridLayout
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
-from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.tiled_training import Prepared, compare, train_plainly, train_tiled
 
 

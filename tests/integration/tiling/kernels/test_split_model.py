@@ -13,10 +13,10 @@ from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.model.graph.decoding import decode_model
 from p2ptrain.model.stage.stage import Stage
+from p2ptrain.tiling.grid import GridLayout
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
 from p2ptrain.tiling.kernels.split_model import cut_where_tiling_ends
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
-from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.tiling_in_process import Tiles
 
 
@@ -131,7 +131,7 @@ def test_evaluation_in_tiles(model: nn.Module, captured: Captured) -> None:
     torch.testing.assert_close(output, expected)
     torch.testing.assert_close(loss, functional.cross_entropy(expected, y))
     assert not tiles.traffic  # one group, and no statistics
-    assert all(p.grad is None for r in tiles.replicas for p in r.parameters.values())
+    assert all(p.grad is None for r in tiles.replicas for p in r.values())
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from p2ptrain.model.capture.capture import capture
 from p2ptrain.model.capture.captured import Captured
 from p2ptrain.plan.types.allocation import Allocation, TileShape
 from p2ptrain.runtime.io.tensor_router import TensorRouter
-from p2ptrain.runtime.tiled.tile_exchange import FLOW, TileExchange
 from p2ptrain.runtime.tiled.tile_layout import StageTileLayout
+from p2ptrain.runtime.tiled.tiled_executor import FLOW, TileExchange
 from p2ptrain.runtime.tiled.tiled_stage import TiledStage
 from p2ptrain.tiling.kernels.tile_steps import Halo, TileMessage
 from tests.support.memory_household import MemoryHousehold

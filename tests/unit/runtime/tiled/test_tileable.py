@@ -9,8 +9,8 @@ from p2ptrain.job.rounds import RoundMode
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import NodeRef
 from p2ptrain.runtime.tiled.tile_layout import tileable, tiled_units
+from p2ptrain.tiling.grid import GridLayout
 from p2ptrain.tiling.kernels.tileable_operators import NotTiled
-from p2ptrain.tiling.maps.grid_layout import GridLayout
 from p2ptrain.tiling.planning.profile_maps import unit_windows
 from tests.support.tiled_descriptions import CHANNELS, HEIGHT, IMAGE, WIDTH, convolution, describe
 from tests.support.tiling_in_process import Tiles

@@ -14,10 +14,9 @@ from torch import Tensor
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.nodes import Argument, GraphNode, InputRef, NodeRef, StateRef
 from p2ptrain.model.graph.operators import resolve
+from p2ptrain.tiling.grid import GridError, GridLayout
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
-from p2ptrain.tiling.kernels.tiled_part import TiledPart
-from p2ptrain.tiling.maps.grid import GridError
-from p2ptrain.tiling.maps.grid_layout import GridLayout
+from p2ptrain.tiling.kernels.tileable_operators import TiledPart
 from tests.support.tiled_descriptions import describe
 from tests.support.tiling_in_process import Tiles
 
@@ -197,7 +196,7 @@ def test_tiles_give_what_the_nodes_give(
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-9, atol=1e-9)
     tiles.backward(0, gradients)
     tiles.sum_gradients()
-    for name, tensor in tiles.replicas[0].tensors.items():
+    for name, tensor in tiles.replicas[0].items():
         torch.testing.assert_close(tensor.detach(), plain[name].detach(), rtol=1e-9, atol=1e-9)
         if tensor.requires_grad and plain[name].grad is not None:
             close(tensor.grad, plain[name].grad)

@@ -11,13 +11,14 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from p2ptrain.model.graph.nodes import Argument, NodeRef, StateRef
+from p2ptrain.tiling.grid import GridLayout
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
 from p2ptrain.tiling.kernels.recorded_segment import RecordedSegment
 from p2ptrain.tiling.kernels.tile_pass import TilePass
-from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
+from p2ptrain.tiling.kernels.tile_program import TileProgram
 from p2ptrain.tiling.kernels.tile_steps import TileMessage
-from p2ptrain.tiling.maps.grid_layout import GridLayout
 from tests.support.tiled_descriptions import CHANNELS, HEIGHT, IMAGE, WIDTH, convolution, describe
+from tests.support.tiling_in_process import replica
 
 SAMPLES = 2
 COLUMN_BYTES = SAMPLES * CHANNELS * HEIGHT * 4
@@ -71,8 +72,8 @@ def programs(second: str, *more: Argument) -> list[TileProgram]:
     part = read_tiled_part(description)
     layout = GridLayout(part.network, HALVES, (0, 1, 2))
     state = {t.name: torch.ones(t.shape) for t in description.tensors}
-    replica = Replica(description, part, state)
-    return [TileProgram(description, part, layout, t, replica) for t in range(2)]
+    tensors = replica(description, part, state)
+    return [TileProgram(description, part, layout, t, tensors) for t in range(2)]
 
 
 def forward(tiles: list[TileProgram], kept: Kept) -> list[TilePass]:
@@ -109,7 +110,7 @@ def test_a_map_that_is_padded_by_hand_is_kept_once(
     """The left tile has 6 columns with its halo, and zeros at the map's border."""
     tiles, kept = programs(operator, *arguments), Kept()
     passes = forward(tiles, kept)
-    filters = {*addresses(tiles[0].replica.tensors.values())}
+    filters = {*addresses(tiles[0].tensors.values())}
     assert kept_bytes(kept, filters) == (7 + 7) * COLUMN_BYTES  # the image, and the rectifier's map
     (read,) = passes[0].kept
     assert read.nbytes == 6 * COLUMN_BYTES  # by the normalisation
@@ -118,7 +119,7 @@ def test_a_map_that_is_padded_by_hand_is_kept_once(
 def test_what_is_not_of_zeros_zeros_is_padded_afterwards() -> None:
     tiles, kept = programs("aten.exp.default"), Kept()
     forward(tiles, kept)
-    filters = {*addresses(tiles[0].replica.tensors.values())}
+    filters = {*addresses(tiles[0].tensors.values())}
     assert kept_bytes(kept, filters) == (7 + 6 + 7) * COLUMN_BYTES
 
 

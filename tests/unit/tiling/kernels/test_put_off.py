@@ -10,12 +10,12 @@ from torch import Tensor
 
 from p2ptrain.model.graph.nodes import Argument, NodeRef, StateRef
 from p2ptrain.model.stage.split_backward import accumulate
+from p2ptrain.tiling.grid import GridLayout
 from p2ptrain.tiling.kernels import tile_pass
 from p2ptrain.tiling.kernels.device_pass import DevicePass
 from p2ptrain.tiling.kernels.kernels import cut_region
 from p2ptrain.tiling.kernels.read_tiled_part import read_tiled_part
-from p2ptrain.tiling.kernels.tile_program import Replica, TileProgram
-from p2ptrain.tiling.maps.grid_layout import GridLayout
+from p2ptrain.tiling.kernels.tile_program import TileProgram
 from tests.support.tiled_descriptions import (
     CHANNELS,
     HEIGHT,
@@ -25,6 +25,7 @@ from tests.support.tiled_descriptions import (
     convolution,
     describe,
 )
+from tests.support.tiling_in_process import replica, trained
 from tests.unit.tiling.kernels.test_drawn_models import run_nodes
 
 Step = tuple[str, tuple[Argument, ...]]
@@ -135,10 +136,10 @@ def test_put_off_gradients_are_plain_torchs(
 
     part = read_tiled_part(description)
     layout = GridLayout(part.network, ([1.0] * grid[0], [1.0] * grid[1]), (0, 1))
-    replica = Replica(description, part, {n: t.clone() for n, t in state.items()})
+    tensors = replica(description, part, {n: t.clone() for n, t in state.items()})
     tiles = range(layout.tiles)
     device = DevicePass(
-        {t: TileProgram(description, part, layout, t, replica, tracks=not t) for t in tiles}, len(x)
+        {t: TileProgram(description, part, layout, t, tensors, tracks=not t) for t in tiles}, len(x)
     )
     (entering,), (leaving,) = part.network.entering, part.network.leaving
 
@@ -153,8 +154,8 @@ def test_put_off_gradients_are_plain_torchs(
     while device.is_waiting:
         device.receive([])
 
-    assert {id(p) for p in added} == {id(replica.tensors[name]) for name in put_off}
-    for name, parameter in replica.parameters.items():
+    assert {id(p) for p in added} == {id(tensors[name]) for name in put_off}
+    for name, parameter in trained(tensors).items():
         found, wanted = parameter.grad, plain[name].grad
         assert found is not None
         assert wanted is not None

@@ -7,7 +7,7 @@ import pytest
 from p2ptrain.errors import OptionError
 from p2ptrain.plan.types.cluster import ClusterLink, Overheads
 from p2ptrain.plan.types.feature_maps import ELEMENTWISE, MapUnit
-from p2ptrain.tiling.maps.grid import TileGrid
+from p2ptrain.tiling.grid import TileGrid
 from p2ptrain.tiling.planning.grouping import early_borders
 from p2ptrain.tiling.planning.tiling_cost import Costs
 from p2ptrain.tiling.planning.tiling_problem import TileDevice, TilingProblem

@@ -15,8 +15,7 @@ from p2ptrain.net.forms import write_form
 from p2ptrain.net.read_form import read_form
 from p2ptrain.plan.types.allocation import TileShape
 from p2ptrain.plan.types.feature_maps import ELEMENTWISE, AxisSpan, AxisWindow, MapNetwork, MapUnit
-from p2ptrain.tiling.maps.grid import GridError, lines_by_weight
-from p2ptrain.tiling.maps.grid_layout import GridLayout
+from p2ptrain.tiling.grid import GridError, GridLayout, lines_by_weight
 from tests.support.feature_maps import chain, drawn_networks
 
 CONVOLUTION = AxisWindow(3, 1, 1, 1, 1)

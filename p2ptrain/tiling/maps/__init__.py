@@ -1,1 +1,0 @@
-"""Which part of a feature map each tile owns and needs: whole numbers only, no torch."""
