@@ -26,12 +26,14 @@ more than that share.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
 from p2ptrain.recovery.commit import Seat
 from p2ptrain.recovery.profile_corrections import (
+    MAX_FACTOR,
+    MIN_FACTOR,
     ExpectedSeconds,
     ProfileCorrections,
     StageSeconds,
@@ -137,27 +139,12 @@ class DriftWatch:
         self._is_first = False
         self._off.clear()
         last = list(self._windows)[-windows:]
-        busy = {
-            seat: StageSeconds(
-                median(window[seat].wall for window in last),
-                median(window[seat].cpu for window in last),
-                median(window[seat].round_seconds for window in last),
-            )
-            for seat in last[-1]
-        }
-        return DriftWindow(busy, reason)
+        seconds = median(next(iter(window.values())).round_seconds for window in last)
+        return DriftWindow(_together(last, last[-1], seconds, median), reason)
 
     def _close_window(self) -> None:
-        rounds = len(self._open)
-        seconds = self._open_seconds / rounds
-        window = {
-            seat: StageSeconds(
-                sum(one[seat].wall for one in self._open) / rounds,
-                sum(one[seat].cpu for one in self._open) / rounds,
-                seconds,
-            )
-            for seat in self._expected
-        }
+        seconds = self._open_seconds / len(self._open)
+        window = _together(self._open, self._expected, seconds, fmean)
         self._open, self._open_seconds = [], 0.0
         self._windows.append(window)
         for seat, busy in window.items():
@@ -167,13 +154,26 @@ class DriftWatch:
             self._off[seat] = side + (before if before * side > 0 else 0)
 
 
+def _together(
+    rounds: Sequence[Mapping[Seat, StageSeconds]],
+    seats: Iterable[Seat],
+    round_seconds: float,
+    middle: Callable[[Iterable[float]], float],
+) -> dict[Seat, StageSeconds]:
+    """What the tasks of `seats` took in the middle of these rounds."""
+    return {
+        seat: StageSeconds(
+            middle([one[seat].wall for one in rounds]),
+            middle([one[seat].cpu for one in rounds]),
+            round_seconds,
+        )
+        for seat in seats
+    }
+
+
 def is_off(factor: float) -> bool:
     """Whether that is no noise."""
     return not 1 / (1 + TOLERANCE) <= factor <= 1 + TOLERANCE
-
-
-_MIN_FACTOR, _MAX_FACTOR = 0.02, 50.0
-"""Of a capacity, as of any correction: what lies beyond is a fault of the measurement."""
 
 
 class RepartitionSchedule:
@@ -217,15 +217,7 @@ class RepartitionSchedule:
         self._seconds.append(seconds)
         if self._left > 0 or len(self._busy) < self._least:
             return None
-        step_seconds = median(self._seconds)
-        means = {
-            seat: StageSeconds(
-                fmean(one[seat].wall for one in self._busy),
-                fmean(one[seat].cpu for one in self._busy),
-                step_seconds,
-            )
-            for seat in self._seats
-        }
+        means = _together(self._busy, self._seats, median(self._seconds), fmean)
         self._left = self._every
         self._forget()
         return means
@@ -262,7 +254,7 @@ def capacities(
         least = judged_share * step_seconds
         counted = seconds if seconds >= least else min(due[device], least)
         capacity = before.of_device(device) * counted / due[device]
-        found[device] = min(max(capacity, _MIN_FACTOR), _MAX_FACTOR)
+        found[device] = min(max(capacity, MIN_FACTOR), MAX_FACTOR)
     return ProfileCorrections(devices=found)
 
 

@@ -72,7 +72,7 @@ class WorkerContext:
 
 
 class GenerationBuild:
-    """The way from an assignment to stages that may begin: `fetch`, `build`, `take`; or `give_up`.
+    """The way from an assignment to stages that may begin: `begin`, `take`; or `give_up`.
 
     Args:
         tasks: whose the work is.
@@ -112,8 +112,8 @@ class GenerationBuild:
         self._built: HostedStages | None = None
         self._task: asyncio.Task[None] | None = None
 
-    def fetch(self, fetches: tuple[Fetch, ...]) -> None:
-        """Read what other devices have; each part that arrives can be read from here at once."""
+    def begin(self, fetches: tuple[Fetch, ...]) -> None:
+        """Read what other devices have, and build; each part that arrives can be read at once."""
         memory = self._around.measures.memory
         # What an old generation takes is free once the new one begins.
         engaged = self._store.hosted is not None
@@ -121,12 +121,8 @@ class GenerationBuild:
         short = short_of(self._planned)
         if short is None and not self._gathers:
             memory.expect(self._planned, engaged=engaged)
-        work = self._fetch(fetches, short_of, short)
-        self._task = self._tasks.spawn(work, f"fetch {self.assignment.key.generation}")
-
-    def build(self) -> None:
-        """The stages, from what is here now; nothing where all that is built stands elsewhere."""
-        self._task = self._tasks.spawn(self._build(), f"build {self.assignment.key.generation}")
+        work = self._make_ready(fetches, short_of, short)
+        self._task = self._tasks.spawn(work, f"make ready {self.assignment.key.generation}")
 
     def take(self) -> HostedStages:
         """The generation begins: its stages."""
@@ -145,7 +141,7 @@ class GenerationBuild:
             self._built.disconnect()
             self._built = None  # with all its memory, which the next plan counts with
 
-    async def _fetch(
+    async def _make_ready(
         self,
         fetches: tuple[Fetch, ...],
         short_of: ShortOf,
@@ -161,10 +157,17 @@ class GenerationBuild:
                 await self._know_sizes(short_of)
             with timed(log, "weights_fetched"):
                 await self._fetch_parts(fetches)
+            if not self._gathers:
+                await self._build_stages()
         except Exception as error:  # reported to the holder, which plans around it
+            if isinstance(error, ChecksumMismatch):
+                self._look(self.assignment.version)
             self._core.prepare_failed(generation, self._failure(error))
         else:
-            self._core.fetched(generation)
+            trim_heap()  # what the weights' way here has taken
+            if not self._compute.device.is_host:
+                await self._compute.run((0,), self._compute.device.release_cached)
+            self._core.built(generation)
 
     async def _know_sizes(self, short_of: ShortOf) -> None:
         """Of a model of another device's, whatever the plan says."""
@@ -225,20 +228,6 @@ class GenerationBuild:
             return {n: (named[n], digest) for n, digest in digests_of(named).items()}
 
         return await run_in_background(read) if names else {}
-
-    async def _build(self) -> None:
-        try:
-            if not self._gathers:
-                await self._build_stages()
-        except Exception as error:  # reported to the holder, which plans around it
-            if isinstance(error, ChecksumMismatch):
-                self._look(self.assignment.version)
-            self._core.prepare_failed(self.assignment.key.generation, self._failure(error))
-        else:
-            trim_heap()  # what the weights' way here has taken
-            if not self._compute.device.is_host:
-                await self._compute.run((0,), self._compute.device.release_cached)
-            self._core.built(self.assignment.key.generation)
 
     async def _build_stages(self) -> None:
         description = await self._description()

@@ -308,16 +308,11 @@ class WorkerSession:
         """What came for the generation that is made ready here, as it comes."""
         return 0 if self._making is None else self._making.fetched_bytes
 
-    def fetch_parts(self, generation: int, version: Version, fetches: tuple[Fetch, ...]) -> None:
-        """As the assignment that came with the request says."""
+    def make_ready(self, generation: int, version: Version, fetches: tuple[Fetch, ...]) -> None:
+        """As the assignment that came with the request says, beside the stages that ran last."""
         assert self._asked is not None
         self._making = self._asked
-        self._making.fetch(fetches)
-
-    def build_stages(self, generation: int) -> None:
-        """Beside those that ran last, where there are any."""
-        assert self._making is not None
-        self._making.build()
+        self._making.begin(fetches)
 
     def cancel_prepare(self) -> None:
         """Others wait no longer for what was to be handed on either."""

@@ -215,7 +215,7 @@ class WorkerCore:
         self.prepared, self._preparing = placed, (request, peer)
         self._enter(WorkerPhase.PREPARING)
         self._copies.drop({StateKind.FETCHED}, but=(placed.version,))
-        self._port.fetch_parts(placed.generation, placed.version, fetches)
+        self._port.make_ready(placed.generation, placed.version, fetches)
 
     def _prepares(self, generation: int) -> bool:
         """Else it is of a preparation that was abandoned."""
@@ -226,13 +226,8 @@ class WorkerCore:
             and prepared.generation == generation
         )
 
-    def fetched(self, generation: int) -> None:
-        """Everything arrived."""
-        if self._prepares(generation):
-            self._port.build_stages(generation)
-
     def built(self, generation: int) -> None:
-        """The stages stand."""
+        """All has arrived, and the stages stand."""
         if self._prepares(generation):
             self._enter(WorkerPhase.READY)
             self._answer_ready(None)

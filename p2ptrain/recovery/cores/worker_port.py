@@ -72,11 +72,8 @@ class WorkerPort(Protocol):
     def cancel_rebuild(self) -> None:
         """That is not wanted any more."""
 
-    def fetch_parts(self, generation: int, version: Version, fetches: tuple[Fetch, ...]) -> None:
-        """Fetch, from this device's own memory where that is the peer; `fetched`."""
-
-    def build_stages(self, generation: int) -> None:
-        """From what was fetched; `built`."""
+    def make_ready(self, generation: int, version: Version, fetches: tuple[Fetch, ...]) -> None:
+        """Fetch, from this device's own memory where that is the peer, and build; `built`."""
 
     def cancel_prepare(self) -> None:
         """Fetch and build no more; what arrived whole stays."""

@@ -311,10 +311,6 @@ class Node:
         """Its steps notice."""
         self.rebuilding += 1
 
-    def build_stages(self, generation: int) -> None:
-        """It takes a moment."""
-        self.later(self.world.rng.uniform(0.01, 0.2), "build", lambda: self._build(generation))
-
     def cancel_prepare(self) -> None:
         """With what has come for it."""
         self.next_seats.clear()
@@ -679,8 +675,8 @@ class Node:
 
         ask()
 
-    def fetch_parts(self, generation: int, version: Version, fetches: tuple[Fetch, ...]) -> None:
-        """All at once."""
+    def make_ready(self, generation: int, version: Version, fetches: tuple[Fetch, ...]) -> None:
+        """All at once; to build takes a moment."""
         missing = set(fetches)
 
         def one(fetch: Fetch) -> None:
@@ -698,7 +694,8 @@ class Node:
                     self.store(*units, version, StateKind.FETCHED, states)
                     self._pass_on()
                 if not missing:
-                    self.feed(self.core.fetched, generation)
+                    seconds = self.world.rng.uniform(0.01, 0.2)
+                    self.later(seconds, "build", partial(self._build, generation))
 
             relayed = generation if fetch.relayed else 0
             self._read(fetch.peer, range(fetch.first, fetch.end), version, got, relayed=relayed)

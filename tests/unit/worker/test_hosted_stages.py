@@ -37,6 +37,7 @@ from p2ptrain.state.snapshot_store import tensors_of_units
 from p2ptrain.state.transfer_server import TransferServer, version_source
 from p2ptrain.worker.generation_builder import GenerationBuild
 from p2ptrain.worker.hosted_stages import HostedStages, UnsharedTensors
+from p2ptrain.worker.job_memory import JobMemory
 from p2ptrain.worker.job_store import JobStore
 from tests.support.memory_household import MemoryHousehold
 from tests.unit.runtime.test_live_stage import MICRO_BATCH, compute_round, make_live, make_order
@@ -108,14 +109,15 @@ async def test_stages_that_are_given_up_give_their_memory_back(captured: Capture
         versions.put(StateKind.KEPT, 0, units, VERSION, state, {})
         ready = asyncio.Event()
         core = SimpleNamespace(built=lambda _generation: ready.set())
-        context = SimpleNamespace(shell=shell, measures=SimpleNamespace(model=model))
+        measures = SimpleNamespace(model=model, memory=JobMemory(shell.compute, None, None))
+        context = SimpleNamespace(shell=shell, measures=measures)
         tasks = TaskOwner()
         build = GenerationBuild(
             *(assignment, cast(Any, context), store, tasks, cast(Any, core)),
             *(lambda _version: None, NO_MEMORY),
             gathers=False,
         )
-        build.build()
+        build.begin(())
         await tasks.done()
         assert ready.is_set()
         stages = [one for one in gc.get_objects() if isinstance(one, HostedStages)]

@@ -54,7 +54,6 @@ class _Device(WorkerCore):
 
     def stands_ready(self, placed: Placement, *fetches: Fetch) -> None:
         self.prepare_asked(1, "h", placed, fetches)
-        self.fetched(placed.generation)
         self.built(placed.generation)
         self.taken()
 
@@ -90,10 +89,8 @@ def test_from_nothing_to_training() -> None:
     core = _Device()
     assert core.asked(3) == [("answer_state", 3, "h", ())]
     core.prepare_asked(9, "h", _placed(3), (Fetch(2, 4, "h"),))
-    assert core.taken() == [("fetch_parts", 3, _FIRST, (Fetch(2, 4, "h"),))]
+    assert core.taken() == [("make_ready", 3, _FIRST, (Fetch(2, 4, "h"),))]
     core.has(2, 4, _FIRST, StateKind.FETCHED)
-    core.fetched(3)
-    assert core.taken() == [("build_stages", 3)]
     core.built(3)
     assert core.taken() == [("answer_ready", 9, "h", None)]
     core.begin("h", 3)
@@ -226,7 +223,7 @@ def test_a_question_ends_a_preparation_and_keeps_what_arrived() -> None:
         ("cancel_prepare",),
         ("answer_state", 4, "h", (part,)),
     ]
-    core.fetched(3)
+    core.built(3)
     assert core.taken() == []
     assert core.entries == (part,)
 
@@ -415,7 +412,6 @@ def test_only_who_trains_or_is_about_to_reads_copies_for_others() -> None:
     assert core.offered("h", early)
     core.collected(early)
     assert core.taken() == [("report_copy", "h", early, None)]
-    core.fetched(5)
     core.built(5)
     core.begin("h", 5)
     core.begin("h", 6)
@@ -452,7 +448,7 @@ def test_a_lost_stage_is_made_before_the_answer() -> None:
     assert core.taken() == [("answer_state", 4, "h", (_live(5), made))]
     core.prepare_asked(9, "h", _placed(4, Version(5, 3)), ())
     # it stays for the generation that begins with it
-    assert core.taken() == [("fetch_parts", 4, Version(5, 3), ())]
+    assert core.taken() == [("make_ready", 4, Version(5, 3), ())]
 
 
 def test_who_could_not_make_it_answers_with_what_there_is() -> None:
