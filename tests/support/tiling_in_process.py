@@ -145,7 +145,10 @@ class Tiles:
     def _carry(self, passes: Sequence[TilePass], sent: Sequence[TileMessage]) -> None:
         """Deliver messages until there are none."""
         waiting = deque(sent)
-        while waiting:
+        while waiting or any(tile_pass.is_paused for tile_pass in passes):
+            if not waiting:
+                waiting += [m for one in passes if one.is_paused for m in one.resume()]
+                continue
             message = waiting.popleft()
             ends = self._devices[message.sender], self._devices[message.receiver]
             if ends[0] != ends[1]:

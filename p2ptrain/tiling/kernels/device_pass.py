@@ -25,9 +25,7 @@ class DevicePass:
 
     def __init__(self, programs: Mapping[int, TileProgram], samples: int) -> None:
         """`programs`: by tile, those of this device."""
-        self._passes = {
-            tile: TilePass(program, samples, pauses=True) for tile, program in programs.items()
-        }
+        self._passes = {tile: TilePass(program, samples) for tile, program in programs.items()}
 
     @property
     def is_waiting(self) -> bool:

@@ -344,7 +344,7 @@ class _Reader:
         self._made.append(_ReadOperation(index, operation, named))
         self._map_of[NodeRef(index)] = number
         if is_in_place(node.operator):
-            written = self._map_of[_first_reference(node)]
+            written = self._map_of[next(node.references())]
             for reference, known in self._map_of.items():
                 if known == written:
                     self._map_of[reference] = number
@@ -446,7 +446,3 @@ class _Reader:
 
 def _is_state(value: object) -> bool:
     return isinstance(value, StateRef)
-
-
-def _first_reference(node: GraphNode) -> Reference:
-    return next(node.references())

@@ -22,17 +22,15 @@ class RecordedSegment:
 
     Attributes:
         gradients: of what entered, by map; filled in by `backward`.
-        later: gradients of filters, which `backward` leaves out where they are put off.
+        later: gradients of filters, which `backward` leaves out.
     """
 
-    def __init__(self, put_off: Sequence[Tensor] | None = None) -> None:
-        """`put_off`: parameters of the segment's operators, as often as they are read, of which
-        `backward` leaves gradients for later; None = it computes all gradients."""
+    def __init__(self, parameters: Sequence[Tensor]) -> None:
+        """`parameters`: of the segment's operators, as often as they are read; of filters among
+        them `backward` leaves the gradients for later."""
         self.gradients: dict[int, Tensor | None] = {}
-        self.later: WeightGradients | None = None
-        if put_off is not None:
-            self.later = WeightGradients(Counter(map(id, put_off)))
-        self._parameters = {id(parameter): parameter for parameter in put_off or ()}
+        self.later = WeightGradients(Counter(map(id, parameters)))
+        self._parameters = {id(parameter): parameter for parameter in parameters}
         self._anchors: list[Tensor] = []
         self._roots: list[tuple[int, bool, GradientEdge]] = []
 
@@ -46,7 +44,7 @@ class RecordedSegment:
 
     def watch(self, result: Tensor) -> None:
         """A product with filters has just given that."""
-        if self.later is not None and result.requires_grad:
+        if result.requires_grad:
             self.later.watch(result)
 
     def leave(self, number: int, value: Tensor, *, owned: bool) -> Tensor:
@@ -78,10 +76,6 @@ class RecordedSegment:
                 roots.append(edge)
                 starts.append(gradient)
         self._roots.clear()
-        if self.later is None:
-            if roots:
-                torch.autograd.backward(roots, starts)
-            return self.gradients
         self.later.settle()
         apart = self.later.parameters
         here = [p for key, p in self._parameters.items() if key not in apart]

@@ -22,11 +22,10 @@ Work: TypeAlias = Generator[tuple[Key, ...] | None, None, None]
 class TileMachine:
     """One micro-batch on one tile, without what it computes. Messages in, messages out."""
 
-    def __init__(self, program: TileProgram, samples: int, *, pauses: bool) -> None:
-        """`pauses`: it stops where others wait for what it has said, until `resume`."""
+    def __init__(self, program: TileProgram, samples: int) -> None:
+        """`samples`: of the micro-batch."""
         self._program = program
         self._samples = samples
-        self._pauses = pauses
         self._is_paused = False
         self._inbox: dict[Key, Tensor] = {}
         self._received: set[Key] = set()
@@ -41,7 +40,7 @@ class TileMachine:
 
     @property
     def is_paused(self) -> bool:
-        """Whether it waits for `resume` and nothing else."""
+        """Whether it waits for `resume` alone: others wait for what it has said."""
         return self._is_paused
 
     @property
@@ -95,7 +94,7 @@ class TileMachine:
                 self._work = None
                 break
             self._missing = {key for key in awaited or () if key not in self._inbox}
-            self._is_paused = awaited is None and self._pauses
+            self._is_paused = awaited is None
         sent, self._outbox = self._outbox, []
         return sent
 

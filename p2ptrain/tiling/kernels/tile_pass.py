@@ -62,9 +62,9 @@ class TilePass(TileMachine):
         backward_from: groups from this one on have given their parameters' gradients.
     """
 
-    def __init__(self, program: TileProgram, samples: int, *, pauses: bool = False) -> None:
-        """`samples`: of the micro-batch; `pauses`: as of `TileMachine`."""
-        super().__init__(program, samples, pauses=pauses)
+    def __init__(self, program: TileProgram, samples: int) -> None:
+        """`samples`: of the micro-batch."""
+        super().__init__(program, samples)
         self._inputs: dict[int, Tensor] = {}
         self._values: dict[int, Tensor] = {}  # maps between groups: what the tile owns
         self._gradients: dict[int, Tensor] = {}  # the same for gradients
@@ -180,7 +180,7 @@ class TilePass(TileMachine):
     def _compute(self, place: int, index: int, step: TileSegment, inner: dict[int, Tensor]) -> None:
         program, network = self._program, self._program.layout.network
         uses = program.uses[place][index]
-        recorded = RecordedSegment(program.parameters(step) if self._pauses else None)
+        recorded = RecordedSegment(program.parameters(step))
         values: dict[int, Tensor] = {}
         with torch.set_grad_enabled(program.trains):
             for number in step.reads:
@@ -273,8 +273,7 @@ class TilePass(TileMachine):
     ) -> None:
         recorded = self._recorded.pop((place, index))
         gradients = recorded.backward(inner, owned)
-        if recorded.later is not None:
-            self._later.append(recorded.later)
+        self._later.append(recorded.later)
         for number in step.gives:
             inner.pop(number, None)
         for number, gradient in gradients.items():
