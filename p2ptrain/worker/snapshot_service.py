@@ -43,6 +43,9 @@ from p2ptrain.worker.job_store import JobStore
 log = get_logger(__name__)
 
 
+_Units = tuple[int, int]
+
+
 class SnapshotService:
     """See the module. One a job; `stop` before a generation ends."""
 
@@ -52,19 +55,23 @@ class SnapshotService:
         self._job = job
         self._store = store
         self._core = core
-        self._collecting = SnapshotCollector(mesh, job, store, core)
+        self._clock = asyncio.get_running_loop().time
+        self._begun = self._clock()  # the generation: its first copies are spread from then on
+        self._offered: dict[_Units, float] = {}  # when the newest offer of each stage came
+        self._rates = ReadRates()
+        self._reading: dict[_Units, asyncio.Task[None]] = {}  # the newest copy of each stage
         self._tasks = TaskOwner(self._on_failed)
 
     def begin(self, hosted: HostedStages) -> None:
         """These are the stages from now on."""
-        self._collecting.begin()
+        self._begun = self._clock()
         for executor in hosted.executors.values():
             executor.update.on_kept = partial(self._copied, hosted)
 
     def offered(self, peer: str, offer: SnapshotOffer) -> None:
         """`peer` has a copy to be kept here."""
         if self._core.offered(peer, offer.copy):
-            self._collecting.collect(peer, offer.copy, offer.nbytes)
+            self._collect(peer, offer.copy, offer.nbytes)
 
     def copy_stages(self) -> None:
         """Copy them as they are; ask before the first round is ordered."""
@@ -80,7 +87,8 @@ class SnapshotService:
 
     async def stop(self) -> None:
         """Copy, offer and collect nothing any more. May be called again."""
-        await self._collecting.stop()
+        self._offered.clear()
+        self._reading.clear()
         await self._tasks.cancel()
 
     @staticmethod
@@ -143,37 +151,9 @@ class SnapshotService:
             # The end of the link ends the generation; the next one copies again.
             log.info("not_informed_of_copy", kind=kind, peer=peer[:12], why=str(error))
 
+    # -- copies that this device reads for others, one at a time of any stage ----------------------
 
-_Units = tuple[int, int]
-
-
-class SnapshotCollector:
-    """The copies that this device reads for others; one at a time of any stage."""
-
-    def __init__(self, mesh: Mesh, job: str, store: JobStore, core: WorkerCore) -> None:
-        """Nothing is read yet.
-
-        Args:
-            store: where copies go.
-            core: hears what becomes of each.
-        """
-        self._mesh = mesh
-        self._job = job
-        self._store = store
-        self._core = core
-        self._clock = asyncio.get_running_loop().time
-        self._begun = self._clock()  # the generation
-        self._offered: dict[_Units, float] = {}  # when the newest offer of each stage came
-        self._rates = ReadRates()
-        self._tasks = TaskOwner(_not_kept)
-        self._reading: dict[_Units, asyncio.Task[None]] = {}  # the newest copy of each stage
-
-    def begin(self) -> None:
-        """A generation begins: its first copies are spread over a part of what passes until
-        then."""
-        self._begun = self._clock()
-
-    def collect(self, owner: str, copy: StageCopy, nbytes: int) -> None:
+    def _collect(self, owner: str, copy: StageCopy, nbytes: int) -> None:
         """Read a copy of `nbytes`; what is being read of an older one is given up."""
         units = (copy.first, copy.end)
         if units in self._reading:
@@ -181,17 +161,13 @@ class SnapshotCollector:
         now = self._clock()
         seconds = paced_seconds(now - self._offered.get(units, self._begun))
         self._offered[units] = now
-        work = self._collect(owner, copy, nbytes, ReadPacing(now, seconds))
+        work = self._read_whole(owner, copy, nbytes, ReadPacing(now, seconds))
         name = f"collect layers {copy.first} to {copy.end}"
         self._reading[units] = self._tasks.spawn(work, name)
 
-    async def stop(self) -> None:
-        """Read nothing any more."""
-        self._offered.clear()
-        self._reading.clear()
-        await self._tasks.cancel()
-
-    async def _collect(self, owner: str, copy: StageCopy, nbytes: int, pacing: ReadPacing) -> None:
+    async def _collected(
+        self, owner: str, copy: StageCopy, nbytes: int, pacing: ReadPacing
+    ) -> None:
         try:
             await self._read(owner, copy, nbytes, pacing)
         except (PeerError, TimeoutError, RuntimeError, MemoryError) as error:
@@ -251,10 +227,6 @@ class SnapshotCollector:
             begun, left_before = self._clock(), left_bytes
 
         return pace
-
-
-def _not_kept(work: str, error: BaseException) -> None:
-    log.error("copy_not_kept", work=work, exc_info=error)
 
 
 def _known_copies(versions: SnapshotStore, kind: StateKind, first: int, end: int) -> Known:

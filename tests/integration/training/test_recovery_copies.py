@@ -15,7 +15,7 @@ from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.recovery.version import Version
-from p2ptrain.worker.snapshot_service import SnapshotCollector
+from p2ptrain.worker.snapshot_service import SnapshotService
 from tests.integration.training.household import NO_FIRST_WEIGHTS, OFTEN_COPIED, Devices, devices
 from tests.integration.training.jobs import (
     assert_undisturbed,
@@ -147,14 +147,14 @@ async def test_where_nobody_has_memory_training_goes_on_without_copies_and_says_
 
 def fails_at(monkeypatch: pytest.MonkeyPatch, is_short: Callable[[str], bool]) -> None:
     """Devices find no memory for what others offer."""
-    make_sure = SnapshotCollector._make_sure_of_memory
+    make_sure = SnapshotService._make_sure_of_memory
 
-    def find(self: SnapshotCollector, nbytes: int, slot: object) -> None:
+    def find(self: SnapshotService, nbytes: int, slot: object) -> None:
         if is_short(self._mesh.self_id):
             raise MemoryError
         make_sure(self, nbytes, slot)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(SnapshotCollector, "_make_sure_of_memory", find)
+    monkeypatch.setattr(SnapshotService, "_make_sure_of_memory", find)
 
 
 async def test_a_job_without_copies_keeps_none_and_a_death_loses_it() -> None:

@@ -98,5 +98,5 @@ def test_groups_may_meet_where_the_stage_may_not_end(borders: tuple[int, ...]) -
     for ours, theirs in zip(tiles.forward(0, [images]), expected, strict=True):
         torch.testing.assert_close(ours, theirs.detach(), rtol=1e-12, atol=1e-12)
     tiles.backward(0, gradients)
-    gradient = tiles.replicas[0].parameters["conv.weight"].grad
+    gradient = tiles.replicas[0]["conv.weight"].grad
     torch.testing.assert_close(gradient, plain["conv.weight"].grad, rtol=1e-12, atol=1e-12)
