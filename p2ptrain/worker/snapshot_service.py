@@ -165,7 +165,7 @@ class SnapshotService:
         name = f"collect layers {copy.first} to {copy.end}"
         self._reading[units] = self._tasks.spawn(work, name)
 
-    async def _collected(
+    async def _read_whole(
         self, owner: str, copy: StageCopy, nbytes: int, pacing: ReadPacing
     ) -> None:
         try:
