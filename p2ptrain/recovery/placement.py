@@ -66,11 +66,6 @@ class Placement:
         """As the function."""
         return is_elsewhere(self.stages, self.holder)
 
-    @property
-    def seats(self) -> tuple[tuple[int, str], ...]:
-        """Every stage with every one of its devices."""
-        return tuple((p, device) for p, stage in enumerate(self.stages) for device in stage.devices)
-
     def ranges_of(self, device: str) -> tuple[tuple[int, int], ...]:
         """Units that a device trains."""
         return tuple((stage.first, stage.end) for stage in self.stages if device in stage.devices)

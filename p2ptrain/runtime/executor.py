@@ -445,14 +445,6 @@ async def _tied_of(one: TiedGradient, piece: MicroBatchSlice) -> Value:
     return value
 
 
-def draw(piece: MicroBatchSlice) -> int:
-    """What random numbers depend on: the micro-batch, and where in it a part begins.
-
-    So parts of one micro-batch on several devices do not share their masks.
-    """
-    return piece.key.micro_batch + (piece.first << 32)
-
-
 def _tensors(values: Sequence[Value]) -> list[Tensor]:
     """Activations are never None; the tensor receivers have made sure of it."""
     return [value for value in values if value is not None]

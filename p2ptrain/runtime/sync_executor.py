@@ -34,7 +34,7 @@ from p2ptrain.model.stage.finite import Broken
 from p2ptrain.plan.types.schedule import ScheduleAction, ZeroBubble, one_f_one_b
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.cpu_share import CpuSpan
-from p2ptrain.runtime.executor import StageExecutor, StageSpec, Weighed, draw
+from p2ptrain.runtime.executor import StageExecutor, StageSpec, Weighed
 from p2ptrain.runtime.io.replay_log import ReplayLog
 from p2ptrain.runtime.live_stage import LiveStage
 from p2ptrain.runtime.not_finite import MicroBatchNotFinite, broken_update
@@ -236,7 +236,7 @@ class SyncStageExecutor(StageExecutor):
         forward = partial(
             self.live.stage.forward,
             piece.key.micro_batch,
-            seed=(self.task.seed, order.round.step, draw(piece)),
+            seed=(self.task.seed, order.round.step, _draw(piece)),
             share=piece.samples / piece.size,
             scale=order.scale,
             split=self.task.held is not None,
@@ -377,3 +377,11 @@ class SyncStageExecutor(StageExecutor):
         return broken_update(
             *(broken, step, stage.description, stage.first, stage.end), scale=order.scale
         )
+
+
+def _draw(piece: MicroBatchSlice) -> int:
+    """What random numbers depend on: the micro-batch, and where in it a part begins.
+
+    So parts of one micro-batch on several devices do not share their masks.
+    """
+    return piece.key.micro_batch + (piece.first << 32)

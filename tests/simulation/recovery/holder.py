@@ -200,7 +200,8 @@ class Holder(Node):
         """Those without a part hear it too."""
         self.world.truth.began(placed)
         self.generation = placed
-        self.committing = CommitTracker(placed.seats, placed.version.step)
+        seats = [(p, device) for p, stage in enumerate(placed.stages) for device in stage.devices]
+        self.committing = CommitTracker(seats, placed.version.step)
         self.ordered = placed.version.step
         self.draining = False
         self.keeping.begin(placed)
