@@ -35,6 +35,7 @@ from p2ptrain.process.host_process import keep_freed_memory, leave_alone
 if TYPE_CHECKING:
     import torch
 
+    from p2ptrain.devices.selection import ChosenDevice
     from p2ptrain.job.job import Job
     from p2ptrain.job.train_options import TrainOptions
     from p2ptrain.torch_engine.ranks import Ranks
@@ -118,20 +119,16 @@ async def train_alone(
     Args:
         on_limit: called each second with what limits the training, in a sentence.
     """
-    _begin(node_options)
-    from p2ptrain.api.device_services import CHECKS, DeviceServices, choose_device
-
-    threads = node_options.get("threads")
-    request = read_request(node_options.get("device", AUTO))
-    folder = state_folder(node_options.get("state_dir"))
     emit = _emitting(on_event)
-    chosen = await choose_device(request, folder / CHECKS, emit, threads=threads)
+    chosen = await _begin(node_options, emit)
+    from p2ptrain.api.device_services import DeviceServices
+
     mesh = LoneMesh(node_options.get("name") or "here")
     desk = JobDesk(mesh, None)
     member = DeviceServices(
         mesh,
         memory_bytes=node_options.get("memory_bytes"),
-        threads=threads,
+        threads=node_options.get("threads"),
         device=chosen.device,
         emit=emit,
     )
@@ -155,13 +152,24 @@ async def train_alone(
         await mesh.close()
 
 
-def _begin(node_options: Mapping[str, Any]) -> None:
-    """What a process needs that trains without a node."""
+async def _begin(
+    node_options: Mapping[str, Any], emit: Callable[[Event], None], rank: int | None = None
+) -> ChosenDevice:
+    """What a process needs that trains without a node; `rank`: of several on this machine."""
+    from p2ptrain.api.device_services import CHECKS, choose_device
+    from p2ptrain.devices.probes import numbered
+
+    threads = node_options.get("threads")
     torch_version.check()
     if not node_options.get("changes_process", True):
         leave_alone()
     keep_freed_memory()
-    check_limits(node_options.get("threads"), node_options.get("memory_bytes"))
+    check_limits(threads, node_options.get("memory_bytes"))
+    request = read_request(node_options.get("device", AUTO))
+    if rank is not None:
+        request = numbered(request, rank)
+    checks = state_folder(node_options.get("state_dir")) / CHECKS
+    return await choose_device(request, checks, emit, threads=threads)
 
 
 def _emitting(on_event: Callable[[Event], None] | None) -> Callable[[Event], None]:
@@ -204,8 +212,6 @@ async def train_on_ranks(
     **node_options: Any,
 ) -> torch.nn.Module:
     """Train `job` on the processes that torchrun has started. Only rank 0 has events."""
-    from p2ptrain.api.device_services import CHECKS, choose_device
-    from p2ptrain.devices.probes import numbered
     from p2ptrain.torch_engine.trainer import RankTrainer
 
     emit = _emitting(on_event if ranks.is_first else None)
@@ -216,11 +222,7 @@ async def train_on_ranks(
         nothing |= {"checkpoint_every": None, "report_to": ()}
         options = dataclasses.replace(options, **nothing)
     with ranks.together():
-        _begin(node_options)
-        request = numbered(read_request(node_options.get("device", AUTO)), ranks.local)
-        checks = state_folder(node_options.get("state_dir")) / CHECKS
-        threads = node_options.get("threads")
-        chosen = await choose_device(request, checks, emit, threads=threads)
+        chosen = await _begin(node_options, emit, ranks.local)
     place = ranks.shared(chosen.device.place.type)
     alike = place == chosen.device.place.type
     ranks.agree(None if alike else OptionError(f"it computes on another kind than {place}"))

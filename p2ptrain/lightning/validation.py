@@ -12,6 +12,7 @@ import logging
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,10 +31,11 @@ _DATA = (Dataset, DataLoader)
 """What a module may hold that is not copied."""
 
 
+@dataclass(eq=False)
 class Validation(StateCallback):
     """Of one job.
 
-    Args:
+    Attributes:
         module: the user's.
         base: Lightning's own LightningModule, which says which package it comes from.
         loaders: what is validated on.
@@ -45,35 +47,24 @@ class Validation(StateCallback):
         autocast: the type under which it is computed; None: as it is.
     """
 
-    measures = True
+    module: Any
+    base: type
+    loaders: Any
+    every: int
+    updates: int | None
+    monitor: str | None
+    watching: Sequence[BestValue]
+    logged: LoggedNames
+    autocast: torch.dtype | None
 
-    def __init__(
-        self,
-        module: Any,
-        base: type,
-        loaders: Any,
-        every: int,
-        updates: int | None,
-        monitor: str | None,
-        watching: Sequence[BestValue],
-        logged: LoggedNames,
-        autocast: torch.dtype | None,
-    ) -> None:
-        self._module = module
-        self._base = base
-        self._loaders = loaders
-        self._every = every
-        self._updates = updates
-        self._monitor = monitor
-        self._watching = watching
-        self._logged = logged
-        self._autocast = autocast
-        self._loss = 0.0
-        self._copy: Any = None  # the household may go back to the weights that the user's own has
+    measures = True
+    _loss: float = field(default=0.0, init=False)
+    # the household may go back to the weights that the user's own has
+    _copy: Any = field(default=None, init=False)
 
     def stands_still_after(self, step: int) -> bool:
         """Where a validation is due."""
-        return step % self._every == 0
+        return step % self.every == 0
 
     def on_step(self, event: Step) -> None:
         """Wants the weights where a validation is due."""
@@ -87,29 +78,29 @@ class Validation(StateCallback):
         if self._copy is None:
             self._copy = self._copied()
         self._copy.load_state_dict(state.weights, strict=False)
-        found = dict.fromkeys(sorted(self._logged.losses), self._loss)
+        found = dict.fromkeys(sorted(self.logged.losses), self._loss)
         self.evaluated = found = found | self._validate(state.step)
-        for name in [one.metric for one in self._watching] + [self._monitor or ""]:
+        for name in [one.metric for one in self.watching] + [self.monitor or ""]:
             if name and name not in found:
                 raise ScriptError(
                     f"something waits for {name!r}, and what is logged is "
                     f"{', '.join(map(repr, found)) or 'nothing'}"
                 )
-        self.measured = found.get(self._monitor or "")
+        self.measured = found.get(self.monitor or "")
 
     def _copied(self) -> Any:
-        held = (value for value in vars(self._module).values() if isinstance(value, _DATA))
-        copied = copy.deepcopy(self._module, {id(one): one for one in held})
+        held = (value for value in vars(self.module).values() if isinstance(value, _DATA))
+        copied = copy.deepcopy(self.module, {id(one): one for one in held})
         for name in _FIT_ONLY:
             copied.__dict__[name] = _nothing
         return copied
 
     def _validate(self, step: int) -> dict[str, float]:
         trainer = self._trainer(step)
-        kind, dtype = trainer.strategy.root_device.type, self._autocast
+        kind, dtype = trainer.strategy.root_device.type, self.autocast
         # The Trainer's own "16-mixed" is bfloat16 on a processor.
         with _quiet(), torch.autocast(kind, dtype=dtype, enabled=dtype is not None):
-            results = trainer.validate(self._copy, dataloaders=self._loaders, verbose=False)
+            results = trainer.validate(self._copy, dataloaders=self.loaders, verbose=False)
         found: dict[str, float] = {}
         for logged in results:
             found |= {name: float(value) for name, value in logged.items()}
@@ -117,7 +108,7 @@ class Validation(StateCallback):
 
     def _trainer(self, step: int) -> Any:
         """Lightning's, as after so many updates."""
-        package = self._base.__module__.partition(".core")[0]
+        package = self.base.__module__.partition(".core")[0]
         with _quiet():
             trainer = importlib.import_module(package).Trainer(
                 devices=1,
@@ -129,9 +120,9 @@ class Validation(StateCallback):
         loop = trainer.fit_loop
         progress = loop.epoch_loop.automatic_optimization.optim_progress
         progress.optimizer.step.total.completed = step
-        if self._updates:
+        if self.updates:
             epoch = loop.epoch_progress.current
-            epoch.processed = epoch.completed = (step - 1) // self._updates
+            epoch.processed = epoch.completed = (step - 1) // self.updates
         return trainer
 
 

@@ -75,11 +75,7 @@ def run(args: argparse.Namespace, output: Output) -> int:
         return _train_ranked(args, output)
     check_options(args)
     arguments.find_code(args)
-    here = Path.cwd()
-    with collector_at_rest():
-        job = override(load_job(args.script, args.job_options), args)
-    _keep_places(args, here)
-    chosen = train_options(args)
+    job, chosen = _loaded(args)
     asked_sinks(job, chosen)  # one that is not installed is refused before anybody is asked to help
     steps = job.total_steps(args.steps)
     live = None if chosen.dry_run else output.show_live(type(job.model).__name__, steps)
@@ -109,12 +105,19 @@ def _stopped_at(step: int, steps: int | None, args: argparse.Namespace) -> str:
 LOOK_SECONDS = 1.0
 
 
-def _keep_places(args: argparse.Namespace, folder: Path) -> None:
-    """Where a script has changed the folder it runs in: what was meant in the one it began in."""
-    if Path.cwd() != folder:
+def _loaded(args: argparse.Namespace) -> tuple[Job, TrainOptions]:
+    """The script's job, and how to run it.
+
+    Paths are meant in the folder in which the command began, which a script may leave.
+    """
+    here = Path.cwd()
+    with collector_at_rest():
+        job = override(load_job(args.script, args.job_options), args)
+    if Path.cwd() != here:
         for name in (*NEW_FILES, "resume", "plan", "log_dir"):
             if getattr(args, name) is not None:
-                setattr(args, name, folder / getattr(args, name))
+                setattr(args, name, here / getattr(args, name))
+    return job, train_options(args)
 
 
 def _train_ranked(args: argparse.Namespace, output: Output) -> int:
@@ -138,11 +141,7 @@ def _train_ranked(args: argparse.Namespace, output: Output) -> int:
         with sigterm_interrupts() as interrupt:
             output.writer.on_closed = interrupt
             with ranks.together():
-                here = Path.cwd()
-                with collector_at_rest():
-                    job = override(load_job(args.script, args.job_options), args)
-                _keep_places(args, here)
-                chosen = train_options(args)
+                job, chosen = _loaded(args)
                 steps = job.total_steps(args.steps)
             if ranks.is_first:
                 output.show_live(type(job.model).__name__, steps)

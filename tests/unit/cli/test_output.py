@@ -7,7 +7,7 @@ import io
 
 import pytest
 
-from p2ptrain.cli.output import Output
+from p2ptrain.cli.output import Output, aligned, words
 from p2ptrain.events import Member, Step
 
 
@@ -52,3 +52,20 @@ def test_the_end_of_the_display_is_no_failure_either(caplog: pytest.LogCaptureFi
 def test_an_answer_that_cannot_be_written_is_a_failure() -> None:
     with pytest.raises(OSError, match="No space left"):
         Output(_Full(), json=True).result({"name": "pi"}, "pi")
+
+
+def test_columns_are_as_wide_as_their_widest_cell() -> None:
+    assert aligned([("name", "state", ""), ("old-notebook", "left", "x")]) == [
+        "name          state",
+        "old-notebook  left   x",
+    ]
+
+
+def test_bytes_truths_and_numbers_in_words() -> None:
+    values = {"role": "member", "sent_bytes": 16_271_949, "connected": False, "paired": True}
+    assert words(values) == "role member, sent 16.3 MB, not connected, paired"
+    assert words({"samples_per_s": 1234.56, "step": 7}) == "samples per s 1,234.6, step 7"
+
+
+def test_what_is_not_set_or_no_single_value_is_left_out() -> None:
+    assert words({"introduced_by": None, "addresses": ["a"], "id": "x"}) == "id x"
