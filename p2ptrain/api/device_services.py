@@ -41,6 +41,7 @@ from p2ptrain.process.host_process import use_threads
 from p2ptrain.profiling.fitness import misfit
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
+from p2ptrain.worker.device_profile import DeviceProfiler
 from p2ptrain.worker.service import WorkerService
 
 log = get_logger(__name__)
@@ -83,9 +84,10 @@ class DeviceServices:
         ceiling = MemoryCeiling()
         self.compute = ComputeThread(after=ceiling.look, device=device, lost=self._lost)
         cache = profiles or ProfileCache(None)
-        self.service = WorkerService(
-            mesh, self.compute, cache, memory_bytes, emit, ceiling, only_for, box, misfit, jobs
+        measures = DeviceProfiler(
+            mesh, self.compute, cache, memory_bytes, ceiling, box, emit, misfit
         )
+        self.service = WorkerService(mesh, self.compute, measures, emit, only_for, jobs)
         self._coordinator = CoordinatorService(mesh, self.service.due)
 
     @property

@@ -81,8 +81,10 @@ class DeviceProfiler:
         ceiling: memory that jobs may take here.
         box: where models of others are measured; None: in the thread that computes.
         emit: called with a model that has ended its process there.
-        known: where the model of this device's own job is found.
         judge: why an accelerator may not compute a model; called where it computes.
+
+    Attributes:
+        known: where the model of this device's own job is found.
     """
 
     def __init__(
@@ -94,7 +96,6 @@ class DeviceProfiler:
         ceiling: MemoryCeiling | None = None,
         box: Box | None = None,
         emit: Callable[[Event], None] | None = None,
-        known: KnownModel | None = None,
         judge: Judge = fit_for_all,
     ) -> None:
         self._mesh = mesh
@@ -104,7 +105,7 @@ class DeviceProfiler:
         self._judges = judge
         self._verdicts: dict[str, str | None] = {}  # by digest: why the processor computes it
         self._raced: str | None = None  # digest of what both have been timed with
-        self._known = known or KnownModel()
+        self.known = KnownModel()
         self._fetched: dict[str, FetchedModel] = {}  # by digest
         self._emit = emit
         self._unasked = None if box is None else UnaskedWork(box, compute, profiles, self._warn)
@@ -133,7 +134,7 @@ class DeviceProfiler:
         digest = asked.digest
         self._company.end()
         self._compute.use_processor(self._verdicts.get(digest) is not None)
-        box = None if self._known.own_samples(digest) is not None else self._unasked
+        box = None if self.known.own_samples(digest) is not None else self._unasked
         if box is not None and self._compute.device.is_host:
             kind = self._kind
             measured, memory = await self._measure_boxed(asked, box)
@@ -232,7 +233,7 @@ class DeviceProfiler:
 
     def _check_own(self, digest: str, sizes: Sequence[int]) -> None:
         """What others ask of this device's own model, which is measured in this process."""
-        most = self._known.own_samples(digest)
+        most = self.known.own_samples(digest)
         if most is not None and max(sizes) > most:
             raise ProtocolError(f"{max(sizes)} samples, where the job has batches of {most}")
 
@@ -310,7 +311,7 @@ class DeviceProfiler:
 
         Raises TrainingError: it has ended a process here.
         """
-        known = self._known.get(digest)
+        known = self.known.get(digest)
         if known is None:
             fetched = await self._fetch(digest, holder)
             if self._unasked is not None:
@@ -320,7 +321,7 @@ class DeviceProfiler:
                 description = await self._compute.run((0,), read)
             if description.digest != digest:
                 raise ProtocolError("the holder sent a model in another form than it is sent")
-            self._known.know_fetched(description)
+            self.known.know_fetched(description)
             known = description
         await self._judge(known)
         return known

@@ -74,16 +74,12 @@ from p2ptrain.messages.snapshots import BackupAssignment, RetainSnapshots, Snaps
 from p2ptrain.messages.spans import SpanColumns, SpansReply, SpansRequest
 from p2ptrain.net.fields import SMALL, limited
 from p2ptrain.net.message import Fields, Message
-from p2ptrain.process.allocator import MemoryCeiling
-from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.energy import EnergyMeter, nvidia_counter
-from p2ptrain.profiling.fitness import Judge, fit_for_all
-from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.cores.worker_port import HolderState
 from p2ptrain.recovery.standstill import ProgressCounters, Standing
 from p2ptrain.recovery.work_signs import WorkSign
-from p2ptrain.runtime.device import KnownModel, LocalDevice
+from p2ptrain.runtime.device import LocalDevice
 from p2ptrain.runtime.io.arrival_norms import ARRIVALS_LIMIT, Arrivals
 from p2ptrain.runtime.io.tensor_router import TensorRouter
 from p2ptrain.state.transfer_server import TransferServer
@@ -108,13 +104,9 @@ class WorkerService:
         self,
         mesh: Mesh,
         compute: ComputeThread,
-        profiles: ProfileCache,
-        memory_bytes: int | None = None,
+        measures: DeviceProfiler,
         emit: Callable[[Event], None] | None = None,
-        ceiling: MemoryCeiling | None = None,
         only_for: Collection[str] = (),
-        box: Box | None = None,
-        judge: Judge = fit_for_all,
         jobs: StateFolder | None = None,
     ) -> None:
         """Serve a device's part.
@@ -122,25 +114,19 @@ class WorkerService:
         Args:
             only_for: as `Due`.
             emit: called when a job here stands still.
-            ceiling: memory that jobs may take here.
-            box: where models of others are measured; None: in the thread that computes.
-            judge: as `DeviceProfiler`.
             jobs: as `JobSlot`.
         """
         self.mesh = mesh
         self.compute = compute
         self.slot = JobSlot(mesh, jobs)
-        known = KnownModel()
-        self.measures = DeviceProfiler(
-            mesh, compute, profiles, memory_bytes, ceiling, box, emit, known, judge
-        )
+        self.measures = measures
         self.device = LocalDevice(
             mesh,
             TensorRouter(mesh),
             compute,
             TransferServer(mesh),
-            known,
-            self.measures.memory.whole_budgets,
+            measures.known,
+            measures.memory.whole_budgets,
             _meter(compute),
         )
         self._emit = emit

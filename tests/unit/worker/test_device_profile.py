@@ -29,7 +29,6 @@ from p2ptrain.profiling.boxed_measure import ProfileRequest
 from p2ptrain.profiling.boxed_measure import measure as measure_in_box
 from p2ptrain.profiling.profile_cache import Measuring, ProfileCache
 from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
-from p2ptrain.runtime.device import KnownModel
 from p2ptrain.worker import device_profile, job_memory
 from p2ptrain.worker.device_profile import DeviceProfiler
 from p2ptrain.worker.unasked_models import FetchedModel
@@ -70,11 +69,8 @@ async def measured(
     """A device that has offered what it has for a model; `before` happens when it knows it."""
     async with MemoryHousehold(["a"]) as mesh:
         compute = compute or ComputeThread()
-        known = KnownModel()
-        measures = DeviceProfiler(
-            mesh["a"], compute, ProfileCache(None), memory_bytes, ceiling, known=known
-        )
-        known.know_own(cast(Any, SimpleNamespace(digest=MODEL)), most_samples=8)
+        measures = DeviceProfiler(mesh["a"], compute, ProfileCache(None), memory_bytes, ceiling)
+        measures.known.know_own(cast(Any, SimpleNamespace(digest=MODEL)), most_samples=8)
         before()
         asked = {"job": "j", "digest": MODEL, "holder": mesh["a"].self_id, "batch_sizes": []}
         await measures.measure_profile(Message("measure", asked))
