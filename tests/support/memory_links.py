@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from p2ptrain.errors import LinkClosed, PeerError
 from p2ptrain.net.link.link import Link
@@ -18,30 +17,16 @@ from p2ptrain.net.link.stream import StreamUser
 CAPACITY_BYTES = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryPair:
-    """Two connected links and the streams below them."""
-
-    left: Link
-    right: Link
-    left_stream: MemoryStream
-    right_stream: MemoryStream
-
-
-def connect(left: Link, right: Link, capacity_bytes: int = CAPACITY_BYTES) -> MemoryPair:
+def connect(left: Link, right: Link) -> None:
     """Join two links that are not connected yet; both are open when this returns."""
-    left_stream = MemoryStream(left, capacity_bytes)
-    right_stream = MemoryStream(right, capacity_bytes)
-    left_stream.join(right_stream)
-    return MemoryPair(left, right, left_stream, right_stream)
+    MemoryStream(left).join(MemoryStream(right))
 
 
 class MemoryStream:
     """One end of an in-memory stream (`ByteStream`)."""
 
-    def __init__(self, user: StreamUser, capacity_bytes: int = CAPACITY_BYTES) -> None:
+    def __init__(self, user: StreamUser) -> None:
         self.user = user
-        self._capacity_bytes = capacity_bytes
         self._loop = asyncio.get_running_loop()
         self.peer: MemoryStream | None = None
         self._arrived: deque[memoryview | None] = deque()  # None: the peer has closed
@@ -104,7 +89,7 @@ class MemoryStream:
             return
         self._arrived.append(data)
         self._arrived_bytes += 0 if data is None else len(data)
-        if self._arrived_bytes > self._capacity_bytes and not self._writer_paused:
+        if self._arrived_bytes > CAPACITY_BYTES and not self._writer_paused:
             self._writer_paused = True
             assert self.peer is not None
             self.peer.user.pause_writing()

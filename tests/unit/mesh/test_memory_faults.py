@@ -16,8 +16,7 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
 )
 from p2ptrain.net.message import Message
-from tests.support.memory_household import MemoryHousehold, MemoryMesh, memory_id
-from tests.support.memory_mesh import ARRIVALS_LIMIT
+from tests.support.memory_household import ARRIVALS_LIMIT, MemoryHousehold, MemoryMesh, memory_id
 
 ALIVE, DEAD = MemberState.ALIVE, MemberState.DEAD
 A, B, C, D = (memory_id(name) for name in "abcd")

@@ -130,11 +130,11 @@ async def _end(pair: Pair) -> None:
 
 
 def _memory_pair(settings: LinkSettings | None, left: Device, right: Device) -> Pair:
-    left_inbox, right_inbox = Inbox(), Inbox()
-    pair = memory_links.connect(
-        Link(right.id, left_inbox, settings), Link(left.id, right_inbox, settings)
-    )
-    return Pair(pair.left, pair.right, left_inbox, right_inbox)
+    inboxes = Inbox(), Inbox()
+    links = Link(right.id, inboxes[0], settings), Link(left.id, inboxes[1], settings)
+    pair = Pair(*links, *inboxes)
+    memory_links.connect(pair.left, pair.right)
+    return pair
 
 
 async def _tls_pair(

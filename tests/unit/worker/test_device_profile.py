@@ -32,8 +32,7 @@ from p2ptrain.recovery.compute_kind import PROCESSOR, ComputeKind
 from p2ptrain.worker import device_profile, job_memory
 from p2ptrain.worker.device_profile import DeviceProfiler
 from p2ptrain.worker.unasked_models import FetchedModel
-from tests.support.memory_household import MemoryHousehold
-from tests.support.memory_mesh import MemoryMesh
+from tests.support.memory_household import MemoryHousehold, MemoryMesh
 from tests.support.twin_device import TwinDevice
 
 MIB = 1 << 20

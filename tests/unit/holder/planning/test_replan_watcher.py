@@ -32,8 +32,7 @@ from p2ptrain.recovery.drift_watch import CONFIRMED
 from p2ptrain.recovery.generation_request import ReconfigureReason
 from p2ptrain.recovery.profile_corrections import ExpectedSeconds
 from p2ptrain.recovery.version import Version
-from tests.support.memory_household import MemoryHousehold, memory_id
-from tests.support.memory_mesh import MemoryMesh
+from tests.support.memory_household import MemoryHousehold, MemoryMesh, memory_id
 from tests.unit.coordinator.test_memory_model import request
 from tests.unit.holder.start.test_journal import IN_FORCE, NEW
 from tests.unit.messages.test_assignment import assignment, shared
