@@ -118,7 +118,8 @@ class Stage:
         """
         self.description = description
         self.first, self.end = first, end
-        self.device, self.home = device, device if device.is_host else home or device
+        self.device = device
+        self.home = device if home is None or device.is_host else home
         self._hashes = hashes
         self._is_last = end == len(description.units)
         self._tied = tied or {}

@@ -546,6 +546,33 @@ async def test_a_model_that_a_card_cannot_compute_is_its_processors() -> None:
     assert all("does not compute this model, the CPU does" in text for _, text in household.warned)
 
 
+@pytest.mark.parametrize("twins", ["ab", "b"])
+async def test_statistics_of_a_group_whose_weights_are_frozen(
+    monkeypatch: pytest.MonkeyPatch, twins: str
+) -> None:
+    """There is no gradient that they could go out with."""
+    force(monkeypatch, [dealt(2, 2), divided(4)])
+
+    def frozen() -> Job:
+        torch.manual_seed(0)
+        layers = [nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.Linear(6, 5)]
+        for layer in layers[:2]:
+            layer.requires_grad_(False)
+        data = [(torch.randn(6), torch.tensor(number % 5)) for number in range(48)]
+        ways = {"optimizer": SGD(lr=0.05), "batch_size": 16, "micro_batch": 4}
+        return Job(nn.Sequential(*layers), data, cross_entropy, **ways)  # type: ignore[arg-type]
+
+    states = []
+    for chosen in (twins, ""):
+        job = frozen()
+        async with accelerated(3, chosen) as (household, _):
+            await household.holder_run(job, TrainOptions(3, steps=3)).run()
+            assert _reasons(household) == ["start"]
+        states.append(job.model.state_dict())
+    for name, tensor in states[1].items():
+        assert torch.equal(tensor, states[0][name]), name
+
+
 ROUNDED = (
     *("aten.addmm.default", "aten.mm.default", "aten.convolution.default"),
     *("aten.add_.Tensor", "aten.mul_.Tensor", "aten.mul_.Scalar", "aten.lerp_.Scalar"),
