@@ -15,12 +15,13 @@ import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
-from time import monotonic
+from math import inf
 from typing import Self
 from weakref import WeakSet
 
 from p2ptrain.events import Event
 from p2ptrain.job.callbacks import check_takes_event
+from p2ptrain.job.user_code import Doings
 
 BUFFERED_EVENTS = 10_000
 """A reader that lags further behind misses the oldest: training never waits for a reader."""
@@ -121,42 +122,29 @@ class CallWatch:
         long_seconds: float = 5.0,
         warn: Callable[[str], None] = _warn,
     ) -> None:
-        self._look_seconds = look_seconds
-        self._long_seconds = long_seconds
-        self._warn = warn
+        self._look_seconds, self._warn = look_seconds, warn
+        self._calls = Doings(first_seconds=long_seconds, longer=inf)  # once each
         self._lock = threading.Lock()
-        self._calls: dict[int, tuple[str, float]] = {}
         self._thread: threading.Thread | None = None
 
     def call(self, on_event: Callable[[Event], object], event: Event) -> None:
         """Call it with an event."""
-        caller = threading.get_ident()
         with self._lock:
             if self._thread is None or not self._thread.is_alive():  # as in a forked process
                 self._thread = threading.Thread(target=self._look, name="on_event", daemon=True)
                 self._thread.start()
-            self._calls[caller] = event.event, monotonic()
-        try:
+        with self._calls.doing("on_event, at the event {!r},", event.event):
             on_event(event)
-        finally:
-            with self._lock:
-                self._calls.pop(caller, None)
 
     def _look(self) -> None:
-        pause, said = threading.Event(), set[float]()
+        pause = threading.Event()
         while True:
             pause.wait(self._look_seconds)
-            with self._lock:
-                calls = list(self._calls.values())
-            said &= {since for _, since in calls}
-            for event, since in calls:
-                seconds = monotonic() - since
-                if seconds >= self._long_seconds and since not in said:
-                    said.add(since)
-                    self._warn(
-                        f"on_event, at the event {event!r}, has not returned for {seconds:.0f} s: "
-                        "everything on this device waits for it. Do long work in a thread"
-                    )
+            for what, seconds in self._calls.long():
+                self._warn(
+                    f"{what} has not returned for {seconds:.0f} s: everything on this device waits "
+                    "for it. Do long work in a thread"
+                )
 
 
 call_watch = CallWatch()

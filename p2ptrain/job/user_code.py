@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from p2ptrain.model.capture.export_errors import user_place
-
 RAISED = (Exception, asyncio.CancelledError, SystemExit, GeneratorExit)
 """What the user's functions may raise and is reported: anything but an interrupt. To an event loop
 some
@@ -24,6 +22,8 @@ of these say something: that a task was cancelled, so that others wait for it wi
 
 def describe_user_error(error: BaseException) -> str:
     """Class, message and the user's own line, where the traceback has one."""
+    from p2ptrain.model.capture.export_errors import user_place  # here: it loads torch
+
     place = user_place(error)
     return f"{type(error).__name__}: {error}" + (f" (at {place})" if place else "")
 
@@ -50,8 +50,13 @@ class _Doing:
 class Doings:
     """Calls of the user's code that are under way. Thread-safe."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
+    def __init__(
+        self,
+        clock: Callable[[], float] = monotonic,
+        first_seconds: float = FIRST_SECONDS,
+        longer: float = LONGER,
+    ) -> None:
+        self._clock, self._first_seconds, self._longer = clock, first_seconds, longer
         self._lock = threading.Lock()
         self._now: dict[int, _Doing] = {}
         self._next = 0
@@ -62,22 +67,22 @@ class Doings:
         now = self._clock()
         with self._lock:
             number, self._next = self._next, self._next + 1
-            self._now[number] = _Doing(what, values, now, now + FIRST_SECONDS)
+            self._now[number] = _Doing(what, values, now, now + self._first_seconds)
         try:
             yield
         finally:
             with self._lock:
                 del self._now[number]
 
-    def long(self) -> list[str]:
+    def long(self) -> list[tuple[str, float]]:
         """What has taken long and is due to be said, with its seconds."""
-        now, said = self._clock(), []
+        now, said = self._clock(), list[tuple[str, float]]()
         with self._lock:
             for doing in self._now.values():
                 if now >= doing.due:
                     seconds = now - doing.since
-                    doing.due = doing.since + LONGER * seconds
-                    said.append(f"{doing.what.format(*doing.values)} has taken {seconds:.0f} s")
+                    doing.due = doing.since + self._longer * seconds
+                    said.append((doing.what.format(*doing.values), seconds))
         return said
 
     def longest(self, least_seconds: float) -> str | None:
@@ -93,8 +98,8 @@ class Doings:
         """Until cancelled."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            for text in self.long():
-                warn(f"{text} and continues")
+            for what, seconds in self.long():
+                warn(f"{what} has taken {seconds:.0f} s and continues")
 
 
 doings = Doings()

@@ -174,6 +174,14 @@ class BatchPasses:
         return self.units or _warm(self.split)
 
 
+def informative_passes(sizes: Sequence[BatchPasses]) -> list[BatchPasses]:
+    """Ascending ones without those that were run once and lie between others that were not."""
+    warm = [size.batch for size in sizes if not size.is_cold]
+    if not warm:
+        return [*sizes]
+    return [s for s in sizes if not s.is_cold or not warm[0] < s.batch < warm[-1]]
+
+
 def unit_times(sizes: Sequence[BatchPasses], factor: float) -> dict[int, UnitTimes]:
     """Times by batch size.
 

@@ -34,6 +34,7 @@ from p2ptrain.profiling.unit_passes import (
     UnitPass,
     UnitTimings,
     WholePass,
+    informative_passes,
     unit_times,
 )
 
@@ -445,11 +446,3 @@ class _TimingRun:
         span = CpuSpan(self.clock.wall() - begin[0], self.clock.cpu() - begin[1])
         self.spans.append(span)
         return span
-
-
-def informative_passes(sizes: Sequence[BatchPasses]) -> list[BatchPasses]:
-    """Ascending ones without those that were run once and lie between others that were not."""
-    warm = [size.batch for size in sizes if not size.is_cold]
-    if not warm:
-        return [*sizes]
-    return [s for s in sizes if not s.is_cold or not warm[0] < s.batch < warm[-1]]

@@ -12,9 +12,9 @@ def test_it_is_said_in_time_and_rarely() -> None:
         said = []
         for _ in range(200):
             now += 1.0
-            said += [(now - 100.0, text) for text in doings.long()]
+            said += [(now - 100.0, long) for long in doings.long()]
     assert [seconds for seconds, _ in said] == [8.0, 24.0, 72.0]
-    assert said[0][1] == "reading sample 17 of the data has taken 8 s"
+    assert said[0][1] == ("reading sample 17 of the data", 8.0)
     now += 1000.0
     assert not doings.long(), "it has ended"
 

@@ -13,11 +13,11 @@ from p2ptrain.profiling.unit_passes import (
     TimingLimits,
     UnitTimings,
     WholePass,
+    informative_passes,
 )
 from p2ptrain.profiling.unit_timing import (
     MAXIMUM_PASSES,
     SECOND_SIZE,
-    informative_passes,
     time_units,
 )
 
