@@ -11,7 +11,7 @@ from p2ptrain.coordinator.link_survey import MeasuredLinks, Pair
 from p2ptrain.coordinator.measured_cluster import MeasuredDevice
 from p2ptrain.errors import Error, PeerError
 from p2ptrain.logs import get_logger
-from p2ptrain.mesh.interface import LinkSpeed, Mesh
+from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import Hangs, call_while_it_works, read_part
 from p2ptrain.messages.job_requests import (
     MOST_SAMPLES,
@@ -68,15 +68,15 @@ class ClusterProfiler:
     def links(self, names: Mapping[str, str]) -> dict[tuple[str, str], ClusterLink]:
         """By names, of the devices in `names` (id -> name); estimated where not measured."""
         return {
-            (names[one], names[other]): ClusterLink(speed.bytes_per_s, speed.latency_s)
-            for (one, other), speed in self._links.speeds(list(names)).items()
+            (names[one], names[other]): link
+            for (one, other), link in self._links.speeds(list(names)).items()
         }
 
     def measured_links(self, names: Mapping[str, str]) -> dict[tuple[str, str], ClusterLink]:
         """As `links`, and nothing of what was not measured."""
         return {
-            (names[one], names[other]): ClusterLink(speed.bytes_per_s, speed.latency_s)
-            for (one, other), speed in self._links.measured(names).items()
+            (names[one], names[other]): link
+            for (one, other), link in self._links.measured(names).items()
         }
 
     def learn(self, sender: str, speeds: Sequence[tuple[str, float, float]]) -> None:
@@ -86,7 +86,7 @@ class ClusterProfiler:
             speeds: (receiver, bytes/s, seconds).
         """
         for receiver, bytes_per_s, latency_s in speeds:
-            self._links.note(sender, receiver, LinkSpeed(bytes_per_s, latency_s), monotonic())
+            self._links.note(sender, receiver, ClusterLink(bytes_per_s, latency_s), monotonic())
 
     async def measure_links(self, devices: Sequence[str]) -> None:
         """Between these devices, as far as they were not measured lately."""
@@ -156,7 +156,7 @@ class ClusterProfiler:
             )
             record = self._links.record_again if again else self._links.record
             for target, bytes_per_s, latency_s in LinksAnswer.read(reply.fields).speeds:
-                record(sender, target, LinkSpeed(bytes_per_s, latency_s), monotonic())
+                record(sender, target, ClusterLink(bytes_per_s, latency_s), monotonic())
         except (Error, TimeoutError) as error:
             log.info("link_not_measured", sender=sender[:12], why=str(error))
 

@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from p2ptrain.mesh.interface import LinkSpeed
+from p2ptrain.plan.types.cluster import ClusterLink
 
 Pair: TypeAlias = tuple[str, str]
 
@@ -25,7 +25,7 @@ DOUBTED = 0.85
 """Of what both ends are seen to do. A measurement takes 0.12 s, and a device that does something
 else meanwhile seems to have a link of half the rate, which plans then avoid."""
 
-ASSUMED = LinkSpeed(bytes_per_s=5e6, latency_s=0.005)
+ASSUMED = ClusterLink(bytes_per_s=5e6, latency_s=0.005)
 """Where neither end was ever measured: a slow Wi-Fi."""
 
 
@@ -50,7 +50,7 @@ def round_robin(devices: Sequence[str]) -> list[list[Pair]]:
 class LinkMeasurement:
     """One direction, and when (monotonic seconds) it was measured."""
 
-    speed: LinkSpeed
+    speed: ClusterLink
     at: float
 
 
@@ -60,11 +60,11 @@ class MeasuredLinks:
     def __init__(self) -> None:
         self._measured: dict[Pair, LinkMeasurement] = {}
 
-    def record(self, sender: str, receiver: str, speed: LinkSpeed, now: float) -> None:
+    def record(self, sender: str, receiver: str, speed: ClusterLink, now: float) -> None:
         """A new measurement replaces the old one."""
         self._measured[sender, receiver] = LinkMeasurement(speed, now)
 
-    def note(self, sender: str, receiver: str, speed: LinkSpeed, now: float) -> None:
+    def note(self, sender: str, receiver: str, speed: ClusterLink, now: float) -> None:
         """What a device measured some time ago: news only where it is not what is known already."""
         known = self._measured.get((sender, receiver))
         if known is None or known.speed != speed:
@@ -100,17 +100,17 @@ class MeasuredLinks:
             usual = max(usual, back.speed.bytes_per_s)
         return found.speed.bytes_per_s < DOUBTED * usual
 
-    def record_again(self, sender: str, receiver: str, speed: LinkSpeed, now: float) -> None:
+    def record_again(self, sender: str, receiver: str, speed: ClusterLink, now: float) -> None:
         """A second measurement counts if it is the faster: whatever goes wrong makes one slower."""
         first = self._measured.get((sender, receiver))
         if first is None or speed.bytes_per_s > first.speed.bytes_per_s:
             self.record(sender, receiver, speed, now)
 
-    def speeds(self, devices: Sequence[str]) -> Mapping[Pair, LinkSpeed]:
+    def speeds(self, devices: Sequence[str]) -> Mapping[Pair, ClusterLink]:
         """Every direction between `devices`, estimated where it was not measured."""
         return {(a, b): self._speed(a, b) for a in devices for b in devices if a != b}
 
-    def measured(self, devices: Collection[str]) -> Mapping[Pair, LinkSpeed]:
+    def measured(self, devices: Collection[str]) -> Mapping[Pair, ClusterLink]:
         """Every direction between `devices` that was measured, whenever that was."""
         return {
             pair: found.speed
@@ -122,19 +122,19 @@ class MeasuredLinks:
         found = self._measured.get(pair)
         return found is not None and now - found.at < FRESH_SECONDS
 
-    def _speed(self, sender: str, receiver: str) -> LinkSpeed:
+    def _speed(self, sender: str, receiver: str) -> ClusterLink:
         found = self._measured.get((sender, receiver))
         if found is not None:
             return found.speed
         return self._ends(sender, receiver)
 
-    def _ends(self, sender: str, receiver: str) -> LinkSpeed:
+    def _ends(self, sender: str, receiver: str) -> ClusterLink:
         """What the sender's best link and the receiver's best link are, the slower one."""
         ups = [m.speed for (a, _), m in self._measured.items() if a == sender]
         downs = [m.speed for (_, b), m in self._measured.items() if b == receiver]
         if not ups or not downs:
             return ASSUMED
-        return LinkSpeed(
+        return ClusterLink(
             min(max(s.bytes_per_s for s in ups), max(s.bytes_per_s for s in downs)),
             max(min(s.latency_s for s in ups), min(s.latency_s for s in downs)),
         )

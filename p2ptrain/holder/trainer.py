@@ -30,10 +30,10 @@ from p2ptrain.errors import (
     size_text,
 )
 from p2ptrain.events import Done, Event, LeftOut, PlanLink, Stopped
-from p2ptrain.holder import loader_memory
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.energy_counter import EnergyCounter, with_energy
 from p2ptrain.holder.fact_gatherer import WATCHED, FactGatherer
+from p2ptrain.holder.input import loader_memory
 from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.feeder import ReplayFeed
 from p2ptrain.holder.input.metrics import missing_loss

@@ -18,7 +18,8 @@ from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_layout import BatchLayout, ReadBatch
 from p2ptrain.holder.input.checked_dataset import Collated, SampleLeaf
 from p2ptrain.holder.input.data_watch import DataWatch
-from p2ptrain.holder.input.loader_pass import LoaderPass, LoaderPlace
+from p2ptrain.holder.input.loader_memory import LoaderPlace
+from p2ptrain.holder.input.loader_pass import LoaderPass
 from p2ptrain.holder.input.mini_batches import MiniBatch
 from p2ptrain.job.rounds import BatchShape
 from p2ptrain.process.memory_budget import usable_memory_bytes

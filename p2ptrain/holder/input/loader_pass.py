@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,31 +19,11 @@ from torch.utils import data as torch_data
 
 from p2ptrain.errors import ScriptError
 from p2ptrain.holder.input.batch_layout import BatchLayout, ReadBatch
+from p2ptrain.holder.input.loader_memory import LoaderPlace
 from p2ptrain.holder.input.loader_workers import LoaderWorkers, close_network_sockets, end_workers
 from p2ptrain.holder.input.random_streams import RandomStreams, States
 from p2ptrain.job.user_code import RAISED, READING, describe_user_error, doings
 from p2ptrain.process.memory_budget import is_out_of_memory
-
-
-@dataclass(frozen=True, slots=True)
-class LoaderPlace:
-    """How far a loader is that can say it (`state_dict`) and go on from there (`load_state_dict`).
-
-    Attributes:
-        step: of the batch that comes next.
-        epoch: from 0.
-        number: of the batch that comes next, in its epoch.
-        ends: numbers of updates that have completed an epoch before it.
-        loader: its `state_dict`.
-        streams: of random numbers that it draws in this process.
-    """
-
-    step: int
-    epoch: int
-    number: int
-    ends: tuple[int, ...]
-    loader: Any
-    streams: States
 
 
 class LoaderPass:

@@ -16,7 +16,7 @@ import torch
 
 from p2ptrain.holder.input.checked_dataset import CheckedDataset, Collated, HasLeaves
 from p2ptrain.holder.input.data_watch import DataWatch
-from p2ptrain.holder.input.loader_pass import LoaderPlace
+from p2ptrain.holder.input.loader_memory import HasPlaces, LoaderPlace
 from p2ptrain.job.rounds import BatchShape, RoundMode
 
 
@@ -38,7 +38,7 @@ class MiniBatch(Protocol):
         """Which sample of the data each one is; of a loader, which of its batch."""
 
 
-class BatchSource(Protocol):
+class BatchSource(HasPlaces, Protocol):
     """The mini-batches of training. Read in a thread: batches come when the user's code is done."""
 
     @property
@@ -67,13 +67,6 @@ class BatchSource(Protocol):
 
     def faster(self, watch: DataWatch, share: float) -> str:
         """What would make reading faster; `share` of the time is lost to it."""
-
-    @property
-    def places(self) -> Sequence[LoaderPlace]:
-        """From which a read may begin in the middle; none where nothing says any."""
-
-    def recall(self, places: Sequence[LoaderPlace]) -> None:
-        """Those of an earlier process."""
 
     def close(self) -> None:
         """Nothing is read any more."""

@@ -36,7 +36,7 @@ from p2ptrain.messages.kinds import PREPARE, STATE_REPORT
 from p2ptrain.messages.plan_request import JobPlanRequest
 from p2ptrain.net.fields import limited
 from p2ptrain.net.message import Message
-from p2ptrain.plan.types.cluster import Cluster, ClusterLink
+from p2ptrain.plan.types.cluster import Cluster
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.plan.types.profile import Profile
@@ -419,6 +419,5 @@ def _measured(
     household = MeasuredCluster.of(made.candidates.values(), profiler.links, holder, frozenset())
     profile, cluster = planner_question(planning, household)
     devices = tuple(sorted(cluster.devices, key=lambda one: one.name))
-    unmeasured = ClusterLink(ASSUMED.bytes_per_s, ASSUMED.latency_s)
-    cluster = replace(cluster, devices=devices, default_link=unmeasured)
+    cluster = replace(cluster, devices=devices, default_link=ASSUMED)
     return profile if planning.maps is None else with_windows(profile, planning.maps), cluster

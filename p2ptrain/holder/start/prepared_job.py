@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from p2ptrain.errors import OptionError, ProtocolError
-from p2ptrain.holder import loader_memory
+from p2ptrain.holder.input import loader_memory
 from p2ptrain.holder.input.batch_counts import BatchCount, Slices
 from p2ptrain.holder.input.batch_layout import ReadBatch, SampleSizes
 from p2ptrain.holder.input.loader import MicroBatchLoader

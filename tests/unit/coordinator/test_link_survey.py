@@ -7,7 +7,7 @@ from itertools import combinations
 import pytest
 
 from p2ptrain.coordinator.link_survey import FRESH_SECONDS, MeasuredLinks, round_robin
-from p2ptrain.mesh.interface import LinkSpeed
+from p2ptrain.plan.types.cluster import ClusterLink
 
 MBIT = 125_000.0
 
@@ -16,7 +16,7 @@ def table(mbits: dict[str, float]) -> MeasuredLinks:
     """Links by sender and receiver, as "ab"."""
     links = MeasuredLinks()
     for (sender, receiver), mbit in mbits.items():
-        links.record(sender, receiver, LinkSpeed(mbit * MBIT, 0.001), 0.0)
+        links.record(sender, receiver, ClusterLink(mbit * MBIT, 0.001), 0.0)
     return links
 
 
@@ -61,9 +61,9 @@ def test_two_devices_have_only_the_way_back_to_compare_with() -> None:
 
 def test_of_two_measurements_the_faster_counts() -> None:
     links = table({"ab": 51.0, "ba": 92.0})
-    links.record_again("a", "b", LinkSpeed(91 * MBIT, 0.002), 1.0)
-    links.record_again("b", "a", LinkSpeed(60 * MBIT, 0.002), 1.0)
-    links.record_again("a", "c", LinkSpeed(50 * MBIT, 0.002), 1.0)
+    links.record_again("a", "b", ClusterLink(91 * MBIT, 0.002), 1.0)
+    links.record_again("b", "a", ClusterLink(60 * MBIT, 0.002), 1.0)
+    links.record_again("a", "c", ClusterLink(50 * MBIT, 0.002), 1.0)
     speeds = {pair: speed.bytes_per_s / MBIT for pair, speed in links.speeds("ab").items()}
     assert speeds == {("a", "b"): 91.0, ("b", "a"): 92.0}
     assert links.speeds("ac")["a", "c"].bytes_per_s == 50 * MBIT
@@ -73,9 +73,9 @@ def test_what_a_device_says_again_and_again_gets_old_all_the_same() -> None:
     links = table(all_links("ab", 90.0))
     for now in range(0, int(FRESH_SECONDS) + 60, 30):
         for pair in ("ab", "ba"):
-            links.note(*pair, LinkSpeed(90 * MBIT, 0.001), float(now))
+            links.note(*pair, ClusterLink(90 * MBIT, 0.001), float(now))
     assert len(links.missing("ab", FRESH_SECONDS + 60)) == 1
-    links.note("a", "b", LinkSpeed(50 * MBIT, 0.001), FRESH_SECONDS)  # measured for somebody else
+    links.note("a", "b", ClusterLink(50 * MBIT, 0.001), FRESH_SECONDS)  # measured for somebody else
     assert links.speeds("ab")["a", "b"].bytes_per_s == 50 * MBIT
-    links.note("c", "a", LinkSpeed(10 * MBIT, 0.001), 5.0)
+    links.note("c", "a", ClusterLink(10 * MBIT, 0.001), 5.0)
     assert links.speeds("ac")["c", "a"].bytes_per_s == 10 * MBIT

@@ -33,14 +33,14 @@ from torch.utils.data import (
 
 import p2ptrain
 from p2ptrain.errors import ScriptError
-from p2ptrain.holder import loader_memory
+from p2ptrain.holder.input import loader_memory
 from p2ptrain.holder.input.batch_layout import BatchLayout
 from p2ptrain.holder.input.loader_batches import LoaderBatches, LoaderEvaluation
+from p2ptrain.holder.input.loader_memory import from_plain, to_plain
 from p2ptrain.holder.input.loader_pass import LoaderPass, takes_parts
 from p2ptrain.holder.input.loader_workers import end_workers
 from p2ptrain.holder.input.mini_batches import first_samples
 from p2ptrain.holder.input.open_data import open_data
-from p2ptrain.holder.loader_memory import from_plain, to_plain
 from p2ptrain.job.job import Job
 from p2ptrain.mesh.identity.state_folder import StateFolder
 

@@ -12,7 +12,7 @@ import base64
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy
 import torch
@@ -20,8 +20,7 @@ from torch import Tensor
 
 from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.errors import ProtocolError, UserError
-from p2ptrain.holder.input.loader_pass import LoaderPlace
-from p2ptrain.holder.input.mini_batches import BatchSource
+from p2ptrain.holder.input.random_streams import States
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.net.forms import By, Count, Id, Length, write_form
@@ -92,32 +91,42 @@ def from_plain(value: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True)
-class WrittenPlace:
-    """A `LoaderPlace` as files have it."""
+class LoaderPlace:
+    """How far a loader is that can say it (`state_dict`) and go on from there (`load_state_dict`).
+
+    Attributes:
+        step: of the batch that comes next.
+        epoch: from 0.
+        number: of the batch that comes next, in its epoch.
+        ends: numbers of updates that have completed an epoch before it.
+        loader: its `state_dict`.
+        streams: of random numbers that it draws in this process.
+    """
 
     step: Count
     epoch: Count
     number: Count
     ends: Annotated[tuple[Count, ...], Length(MOST_ENDS)]
     loader: Annotated[Any, By(from_plain, to_plain)]
-    streams: Annotated[Any, By(from_plain, to_plain)]
+    streams: Annotated[States, By(from_plain, to_plain)]
+
+
+class HasPlaces(Protocol):
+    """What is read may be gone on with in the middle."""
+
+    @property
+    def places(self) -> Sequence[LoaderPlace]:
+        """From which a read may begin; none where nothing says any."""
+
+    def recall(self, places: Sequence[LoaderPlace]) -> None:
+        """Those of an earlier process."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PlacesFile:
     format: Literal["p2ptrain.loader/1"]
     job: Id
-    places: Annotated[tuple[WrittenPlace, ...], Length(MOST_PLACES)]
-
-
-def _written(place: LoaderPlace) -> WrittenPlace:
-    more = place.ends, place.loader, place.streams
-    return WrittenPlace(place.step, place.epoch, place.number, *more)
-
-
-def _place(written: WrittenPlace) -> LoaderPlace:
-    more = written.ends, written.loader, written.streams
-    return LoaderPlace(written.step, written.epoch, written.number, *more)
+    places: Annotated[tuple[LoaderPlace, ...], Length(MOST_PLACES)]
 
 
 def newest_before(places: Sequence[LoaderPlace], step: int) -> LoaderPlace | None:
@@ -128,7 +137,7 @@ def newest_before(places: Sequence[LoaderPlace], step: int) -> LoaderPlace | Non
 async def keep(
     folder: StateFolder | None,
     job: str,
-    batches: BatchSource,
+    batches: HasPlaces,
     steps: Callable[[], Sequence[int]],
     every_seconds: float = EVERY_SECONDS,
 ) -> None:
@@ -148,7 +157,7 @@ async def keep(
         if not found or written == found.keys():
             continue
         written = set(found)
-        places = tuple(map(_written, found.values()))[-MOST_PLACES:]
+        places = tuple(found.values())[-MOST_PLACES:]
         try:
             form = write_form(_PlacesFile("p2ptrain.loader/1", job, places))
         except NotPlain as error:
@@ -169,7 +178,7 @@ def forget(folder: StateFolder | None) -> None:
         log.warning("loader_not_removed", why=str(error))
 
 
-def recall(folder: StateFolder | None, job: str, batches: BatchSource) -> None:
+def recall(folder: StateFolder | None, job: str, batches: HasPlaces) -> None:
     """Have it go on from what was written down of that job, if anything was."""
     if folder is None:
         return
@@ -179,19 +188,19 @@ def recall(folder: StateFolder | None, job: str, batches: BatchSource) -> None:
         log.warning("loader_unreadable", why=str(error))
         return
     if written is not None and written.job == job:
-        batches.recall(tuple(map(_place, written.places)))
+        batches.recall(written.places)
 
 
-def of_checkpoint(batches: BatchSource, step: int) -> dict[str, Any] | None:
+def of_checkpoint(batches: HasPlaces, step: int) -> dict[str, Any] | None:
     """What a checkpoint after so many updates says of it; None where it says nothing."""
     place = newest_before(batches.places, step - 1)
     try:
-        return None if place is None else write_form(_written(place))
+        return None if place is None else write_form(place)
     except NotPlain:
         return None
 
 
-def from_checkpoint(batches: BatchSource, said: Any) -> None:
+def from_checkpoint(batches: HasPlaces, said: Any) -> None:
     """Have it go on from there. Raises ProtocolError: it is damaged."""
     if said is not None:
-        batches.recall((_place(read_form(WrittenPlace, said, "the loader's place", extra=True)),))
+        batches.recall((read_form(LoaderPlace, said, "the loader's place", extra=True),))
