@@ -60,7 +60,6 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.job.user_code import READING, doings
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import display_name
-from p2ptrain.messages.assign import PlanInForce
 from p2ptrain.messages.job_requests import ModelRequest
 from p2ptrain.messages.kinds import EXPLAIN, FETCH_MODEL, ROUND_PICTURE
 from p2ptrain.net.message import Message, PartKind
@@ -144,7 +143,6 @@ class JobTrainer:
         self._comparing: asyncio.Task[tuple[str, ...]] | None = None
         self._differs: tuple[str, ...] = ()  # by rounding, what is captured from plain torch
         self._generation: HolderGeneration | None = None
-        self._in_force: PlanInForce | None = None
         self._frozen: Known = {}
         self._feeding: ReplayFeed | None = None
         spans = CollectorSettings() if options.trace is not None else WATCHED
@@ -349,7 +347,7 @@ class JobTrainer:
 
     def _offer(self, started: StartedJob) -> None:
         """Let the others fetch the model and, where they are here, its first weights."""
-        prepared, self._in_force = started.prepared, started.entry.in_force
+        prepared = started.prepared
         description = prepared.captured.description
         model = description.to_bytes()
         self._device.known.know_own(description, prepared.job.batch_size)
@@ -374,9 +372,7 @@ class JobTrainer:
 
     def _trained_on(self) -> tuple[str, ...]:
         """Devices of the plan in force, or of the one that an earlier process left."""
-        if self._generation is not None:
-            return self._generation.assignment.devices
-        in_force = self._in_force
+        in_force = self._journal.in_force
         return () if in_force is None else in_force.assignment.devices
 
     def _announce(self, answer: ReconfigureReply, reason: ReconfigureReason) -> None:
@@ -508,9 +504,8 @@ class JobTrainer:
             self._settings,
             lambda: self._callbacks.is_busy or self._pause.is_on,
             self._frozen,
+            self._job.clip_grad_norm,
         )
-        if self._job.clip_grad_norm is not None:
-            generation.clip_to(self._job.clip_grad_norm)
         return generation
 
     async def _run_rounds(self, generation: HolderGeneration, start: int, evaluated: int) -> bool:

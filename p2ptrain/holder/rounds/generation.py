@@ -92,6 +92,7 @@ class HolderGeneration:
         on_link: called with two devices whose link broke, or (True) is back.
         is_held_up: whether a callback of the job has not returned.
         known: tensors that need not come from a device that has the same.
+        max_norm: of gradients, for which coefficients are made of the stages' norms; None = none.
 
     Attributes:
         evaluated_ahead: pieces of an evaluation that may be under way, or wait to be measured.
@@ -108,6 +109,7 @@ class HolderGeneration:
         settings: RecoverySettings = HOME,
         is_held_up: Callable[[], bool] = bool,
         known: Known | None = None,
+        max_norm: float | None = None,
     ) -> None:
         self.assignment = assignment
         self._known = known
@@ -126,7 +128,7 @@ class HolderGeneration:
         self._check = check
         self._on_link = on_link
         self._is_held_up = is_held_up
-        self._norms: NormGatherer | None = None
+        self._norms = None if max_norm is None else self._gatherer(max_norm)
         self._coefficients: Mailbox[int, Coefficient] = Mailbox("coefficient of round", 1)
         self._outputs = self._connect_outputs(router)
         self._free_bytes: dict[str, int] = {}
@@ -141,8 +143,7 @@ class HolderGeneration:
         """For a sample of the data set, or a callback: no stage is to blame for that."""
         return self.feeder.waits_for_data or self._is_held_up()
 
-    def clip_to(self, max_norm: float) -> None:
-        """Make coefficients for `max_norm` of the stages' norms."""
+    def _gatherer(self, max_norm: float) -> NormGatherer:
         owned: set[str] = set()
         names: list[list[str]] = []
         for place in self.assignment.stages:
@@ -151,7 +152,7 @@ class HolderGeneration:
             owned.update(here)
         dtypes = {tensor.name: tensor.dtype for tensor in self._description.tensors}
         order = [tensor.name for tensor in self._description.tensors if tensor.trainable]
-        self._norms = NormGatherer(order, names, dtypes, max_norm)
+        return NormGatherer(order, names, dtypes, max_norm)
 
     async def begin(self) -> bool:
         """Notify the devices of this plan that it is in force; returns whether that was news.
