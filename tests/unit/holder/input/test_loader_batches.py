@@ -218,7 +218,8 @@ def test_a_loader_that_says_its_place_goes_on_from_there(place: int) -> None:
 
 
 async def test_its_place_is_written_down_for_the_next_process(tmp_path: Path) -> None:
-    batches, folder = opened(Stateful(), 4), StateFolder(tmp_path)
+    batches = LoaderBatches(passing(Stateful()), 4, kept_bytes=1 << 20, places_share=math.inf)
+    folder = StateFolder(tmp_path)
     inputs(batches)
     seen = asyncio.Event()
 
