@@ -24,13 +24,17 @@ from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.coordinator.plan_expectations import expected_round
 from p2ptrain.coordinator.plan_question import PlanQuestion, other_households
 from p2ptrain.coordinator.service import search
-from p2ptrain.errors import Error
+from p2ptrain.errors import Error, PeerError, UserError
 from p2ptrain.events import Event
 from p2ptrain.holder.driver import JobDriver
 from p2ptrain.holder.energy_counter import EnergyCounter
 from p2ptrain.holder.trace.span_collector import CollectorSettings, SpanCollector
+from p2ptrain.job.last_job import keep_facts
 from p2ptrain.logs import get_logger
+from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import MemberState, Mesh, display_name
+from p2ptrain.messages.kinds import EXPLAIN, ROUND_PICTURE
+from p2ptrain.net.message import Message
 from p2ptrain.plan.explain import TimeUse, time_use
 from p2ptrain.plan.round_picture import DEVICES_SHOWN, PredictedRound, RoundPicture, last_rounds
 from p2ptrain.plan.types.job_facts import (
@@ -77,11 +81,12 @@ _NOTHING = TimeUse({}, {})
 
 
 class FactGatherer:
-    """Of one job. `note` its events.
+    """Of one job. `note` its events, `open` it as soon as the job is known, and `close` it.
 
     Args:
         devices: ids of those that have a part now.
         driver: drives the job; None before it is known which job this is.
+        warn: warns the user.
     """
 
     def __init__(
@@ -92,6 +97,7 @@ class FactGatherer:
         energy: EnergyCounter,
         devices: Callable[[], Collection[str]],
         driver: Callable[[], JobDriver | None],
+        warn: Callable[[str], None],
     ) -> None:
         self._mesh = mesh
         self._model = model
@@ -99,6 +105,7 @@ class FactGatherer:
         self._energy = energy
         self._trained_on = devices
         self._driver = driver
+        self._warn = warn
         self._plan: events.Plan | None = None
         self._step = 0
         self._is_asked = asyncio.Lock()
@@ -120,6 +127,20 @@ class FactGatherer:
             self._plan, self._answer = event, None
         elif isinstance(event, events.Step):
             self._step = event.step
+
+    def open(self) -> None:
+        """From now on members may ask."""
+        self._mesh.route(EXPLAIN, self._explain)
+        self._mesh.route(ROUND_PICTURE, self._show_rounds)
+
+    async def _explain(self, _peer: str, _message: Message) -> Message:
+        facts = await self.facts()
+        if facts is None:
+            raise PeerError(f"{self._mesh.name} has no plan for its training yet")
+        return Message(EXPLAIN, {}, (facts.to_part(),))
+
+    async def _show_rounds(self, _peer: str, _message: Message) -> Message:
+        return Message(ROUND_PICTURE, {}, ((await self.picture()).to_part(),))
 
     async def facts(self) -> JobFacts | None:
         """After some rounds and questions to the planner; None before the first plan."""
@@ -219,9 +240,17 @@ class FactGatherer:
             self._picture = perf_counter(), found
             return found
 
-    async def close(self) -> None:
-        """The job is over."""
+    async def close(self, folder: StateFolder | None) -> None:
+        """The job is over: what is known goes into `folder`, for `p2ptrain explain` afterwards."""
+        self._mesh.unroute(EXPLAIN)
+        self._mesh.unroute(ROUND_PICTURE)
         await self._tasks.cancel()
+        facts = self.known(is_over=True)
+        if facts is not None and folder is not None:
+            try:
+                keep_facts(folder, facts)
+            except UserError as error:
+                self._warn(f"what limited this training is not written down: {error}")
 
     def _simulate(self) -> None:
         """The plan in force, if that was not done yet."""

@@ -20,7 +20,6 @@ from p2ptrain import events, failpoints
 from p2ptrain.aio.tasks import TaskOwner, run_in_background
 from p2ptrain.coordinator.cluster_profile import ClusterProfiler
 from p2ptrain.errors import (
-    PeerError,
     PlanError,
     ProtocolError,
     ScriptError,
@@ -54,14 +53,13 @@ from p2ptrain.holder.start.journal import Journal, JournalEntry, forget_journal
 from p2ptrain.holder.start.prepared_job import CapturedAgain, PreparedJob
 from p2ptrain.holder.trace.span_collector import CollectorSettings, SpanCollector, traced
 from p2ptrain.job.job import Job
-from p2ptrain.job.last_job import keep_facts
 from p2ptrain.job.rounds import LENGTHS_ROOM, RoundSequence
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.job.user_code import READING, doings
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import display_name
 from p2ptrain.messages.job_requests import ModelRequest
-from p2ptrain.messages.kinds import EXPLAIN, FETCH_MODEL, ROUND_PICTURE
+from p2ptrain.messages.kinds import FETCH_MODEL
 from p2ptrain.net.message import Message, PartKind
 from p2ptrain.plan.explain import energy_words, limit_words
 from p2ptrain.plan.types.weight_versions import Weights
@@ -153,7 +151,7 @@ class JobTrainer:
         )
         self._facts = FactGatherer(
             *(mesh, type(job.model).__name__, self._spans, self._energy),
-            *(self._trained_on, lambda: self._running),
+            *(self._trained_on, lambda: self._running, self._warn),
         )
         self._spoiled = SpoiledUpdates()
 
@@ -297,32 +295,11 @@ class JobTrainer:
             loader_memory.forget(self._folder)
             self._device.states.withdraw(self._id)
             self._mesh.unroute(FETCH_MODEL)
-            self._mesh.unroute(EXPLAIN)
-            self._mesh.unroute(ROUND_PICTURE)
-            await self._facts.close()
-            self._keep_facts()
+            await self._facts.close(self._folder)
             if self._feeding is not None:
                 self._feeding.close()
             seconds = self._settings.answer_seconds
             await job_registry.end_job(self._mesh, self._id, reason, seconds)
-
-    async def _explain(self, peer: str, message: Message) -> Message:
-        facts = await self._facts.facts()
-        if facts is None:
-            raise PeerError(f"{self._mesh.name} has no plan for its training yet")
-        return Message(EXPLAIN, {}, (facts.to_part(),))
-
-    async def _show_rounds(self, peer: str, message: Message) -> Message:
-        return Message(ROUND_PICTURE, {}, ((await self._facts.picture()).to_part(),))
-
-    def _keep_facts(self) -> None:
-        """For `p2ptrain explain` afterwards."""
-        facts = self._facts.known(is_over=True)
-        if facts is not None and self._folder is not None:
-            try:
-                keep_facts(self._folder, facts)
-            except UserError as error:
-                self._warn(f"what limited this training is not written down: {error}")
 
     def _traced(self) -> AbstractAsyncContextManager[None]:
         if self._options.trace is None:
@@ -354,8 +331,7 @@ class JobTrainer:
         if started.has_first_weights:
             first = Version(prepared.first_step, 0)
             self._device.states.hold(self._id, first, self._first_weights)
-        self._mesh.route(EXPLAIN, self._explain)
-        self._mesh.route(ROUND_PICTURE, self._show_rounds)
+        self._facts.open()
         self._mesh.route(FETCH_MODEL, partial(self._send_model, description.digest, model))
         self._feeding = ReplayFeed(
             self._mesh,
@@ -466,15 +442,15 @@ class JobTrainer:
         )
         driver.copies.whole = self._whole_copies()
         if self._options.checkpoint is not None:
+            written = CheckpointSnapshots(states, self._id, prepared, self._warn)
             checkpointer = self._checkpointer = Checkpointer(
                 self._options.checkpoint,
                 CheckpointSchedule(self._options.checkpoint_every, monotonic()),
                 self._gather,
                 self._weights.progress,
                 self._warn,
+                written.take,
             )
-            written = CheckpointSnapshots(states, self._id, prepared, self._warn)
-            checkpointer.on_written = written.take
             driver.copies.readers.append(partial(self._checkpointed, checkpointer))
 
         def needed() -> list[int]:
@@ -646,14 +622,7 @@ class JobTrainer:
         if wants is None:
             return None
         return FullSnapshots(
-            self._device.states,
-            self._id,
-            self._prepared.captured.description,
-            self._gather,
-            wants,
-            self._prepared.first_step,
-            self._prepared.whole_bytes,
-            self._warn,
+            self._device.states, self._id, self._prepared, self._gather, wants, self._warn
         )
 
     def _is_elsewhere(self, _last_step: int, _step: int) -> bool:

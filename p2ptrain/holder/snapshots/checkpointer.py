@@ -83,7 +83,6 @@ class Checkpointer:
     Attributes:
         folder: where they are written.
         failure: see above.
-        on_written: called with every version that is on the disk whole, and its place.
         reading: the version of which copies are still needed.
     """
 
@@ -94,8 +93,11 @@ class Checkpointer:
         gather: Gather,
         progress: Callable[[int], CheckpointProgress],
         warn: Callable[[str], None],
+        on_written: Callable[[Version, WrittenCheckpoint], None],
     ) -> None:
+        """`on_written`: called with every version that is on the disk whole, and its place."""
         self.folder = folder
+        self._on_written = on_written
         self._cadence = cadence
         self._gather = gather
         self._progress = progress
@@ -108,7 +110,6 @@ class Checkpointer:
         self._why_left_out = "it was never begun"
         self._why_failed: str | None = None  # as reported; None: all is well
         self._due: int | None = None  # what was wanted and is not taken yet
-        self.on_written: Callable[[Version, WrittenCheckpoint], None] = _ignore_written
         self.failure: TrainingError | None = None
         self.reading: Version | None = None
 
@@ -193,7 +194,7 @@ class Checkpointer:
             checkpoint = Checkpoint(self._progress(version.step), *split_state(state))
             written = await to_the_end(partial(save, self.folder, checkpoint))
             self._written, self.failure = version.step, None
-            self.on_written(version, written)
+            self._on_written(version, written)
             self._report_working(version.step)
             if self._progress(version.step) != checkpoint.progress:  # evaluated meanwhile
                 await self._rewrite_index(version.step)
@@ -236,10 +237,6 @@ class Checkpointer:
         if self._why_failed is not None:
             self._why_failed = None
             self._warn(f"checkpoints can be written again: that of step {step} is in {self.folder}")
-
-
-def _ignore_written(version: Version, written: WrittenCheckpoint) -> None:
-    """Wants to know."""
 
 
 def split_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -20,7 +20,6 @@ from p2ptrain.errors import OptionError, PeerError
 from p2ptrain.holder.snapshots.checkpointer import Gather
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.logs import get_logger
-from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.process.memory_budget import is_out_of_memory, usable_memory_bytes
 from p2ptrain.recovery.choose_version import FullSnapshot
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
@@ -69,8 +68,6 @@ class FullSnapshots:
     Args:
         states: offers what is held.
         wants: (version taken last, version) -> whether it is taken.
-        step: that the job begins with.
-        size_bytes: of all of the model's state.
         warn: warns the user once that there is not enough memory.
 
     Attributes:
@@ -82,21 +79,19 @@ class FullSnapshots:
         self,
         states: TransferServer,
         job: str,
-        description: ModelDescription,
+        prepared: PreparedJob,
         gather: Gather,
         wants: Callable[[int, int], bool],
-        step: int,
-        size_bytes: int,
         warn: Callable[[str], None],
     ) -> None:
         self.reading: Version | None = None
         self._states = states
         self._job = job
-        self._description = description
+        self._description = prepared.captured.description
         self._gather = gather
         self._wants = wants
-        self._last_step = step
-        self._size_bytes = size_bytes
+        self._last_step = prepared.first_step
+        self._size_bytes = prepared.whole_bytes
         self._warn = warn
         self._has_warned = False
         self.held: Version | None = None

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -32,7 +33,7 @@ class Run:
         self.evaluated: int | None = None
         cadence = CheckpointSchedule(2, 0.0)
         self.checkpointer = Checkpointer(
-            folder, cadence, self._gather, self._progress, self.warned.append
+            folder, cadence, self._gather, self._progress, self.warned.append, Mock()
         )
 
     async def _gather(self, version: Version) -> Mapping[str, Tensor]:

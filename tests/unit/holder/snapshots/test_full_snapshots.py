@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -13,8 +14,8 @@ from torch import Tensor
 from p2ptrain.errors import PeerError
 from p2ptrain.holder.snapshots import full_snapshots
 from p2ptrain.holder.snapshots.full_snapshots import FullSnapshots, whole_copies
+from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.asynchrony import FtpipehdOptions
-from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.recovery.recovery_settings import HOME
 from p2ptrain.recovery.snapshot_schedule import SnapshotCost, SnapshotSchedule
 from p2ptrain.recovery.state_report import StateKind
@@ -60,14 +61,14 @@ class Making:
     def __init__(self) -> None:
         self.offered, self.warned = Offered(), list[str]()
         self.asked: list[tuple[Version, asyncio.Future[Mapping[str, Tensor]]]] = []
+        captured = SimpleNamespace(description=None)
+        prepared = SimpleNamespace(captured=captured, first_step=0, whole_bytes=1000)
         self.copies = FullSnapshots(
             cast("TransferServer", self.offered),
             "job",
-            cast("ModelDescription", None),
+            cast("PreparedJob", prepared),
             self._gather,
             FtpipehdOptions(whole=10).copies_whole,
-            0,
-            1000,
             self.warned.append,
         )
 
