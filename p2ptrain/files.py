@@ -22,7 +22,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,6 +126,25 @@ def replace_file(
         else:
             return
         time.sleep(_PAUSE_SECONDS)  # no system says when a file is closed
+
+
+def write_whole(path: Path, parts: Iterable[str | bytes]) -> None:
+    """Write the file as a whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; what was there stays.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            for part in parts:
+                file.write(part.encode() if isinstance(part, str) else part)
+            file.flush()
+            os.fsync(file.fileno())
+        replace_file(temporary, path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def where_links_lead(path: Path) -> Path:

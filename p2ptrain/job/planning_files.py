@@ -7,7 +7,6 @@ encoding, nesting and duplicate keys are checked here, fields and numbers where 
 from __future__ import annotations
 
 import json
-import os
 import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,8 +14,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from p2ptrain import files
 from p2ptrain.errors import OptionError
-from p2ptrain.files import replace_file, where_links_lead
+from p2ptrain.files import where_links_lead
 
 if TYPE_CHECKING:
     from p2ptrain.plan.types.cluster import Cluster
@@ -101,22 +101,9 @@ def write_whole(path: Path, text: str) -> None:
             with open(path, "w", encoding="utf-8") as stream:
                 stream.write(text + "\n")
         else:
-            _replace(where_links_lead(path), text + "\n")
+            files.write_whole(where_links_lead(path), [text, "\n"])
     except OSError as error:
         raise OptionError(f"{path}: cannot be written: {error.strerror or error}") from error
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        replace_file(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
 
 
 def _parsed(path: Path, parse: Callable[[object], Parsed]) -> Parsed:

@@ -89,23 +89,15 @@ def _devices(seen: Seen) -> tuple[DeviceView, ...]:
     status, course = seen.status, seen.course
     running = course if course is not None and course.state not in ENDED else None
     cut_off = {device.id: device.reason for device in status.cut_off}
-    members = [m for m in status.members if m.state == "alive" or m.state == "suspect"]
-    listed = {m.id for m in members}
-    gone = [m for m in status.members if m.id not in listed]
-    names = sorted({m.name for m in status.members} | {d.name for d in seen.trusted})
-    views = [
-        _device(m, status.id, cut_off.get(m.id), running, names.index(m.name))
-        for m in (*members, *gone)
-    ]
     known = {m.id for m in status.members}
-    views += [
-        _device(
-            MemberStatus(device.name, device.id, "away"),
-            *(status.id, cut_off.get(device.id), None, names.index(device.name)),
-        )
-        for device in seen.trusted
-        if device.id not in known
-    ]
+    away = [MemberStatus(d.name, d.id, "away") for d in seen.trusted if d.id not in known]
+    everyone = (*status.members, *away)
+    names = sorted({m.name for m in everyone} | {d.name for d in seen.trusted})
+    views = []
+    for member in everyone:
+        job = None if member.state == "away" else running
+        number = names.index(member.name)
+        views.append(_device(member, status.id, cut_off.get(member.id), job, number))
     return tuple(sorted(views, key=lambda view: (not view.is_here, _rank(view), view.name)))
 
 

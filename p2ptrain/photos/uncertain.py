@@ -6,13 +6,12 @@ A training writes it and the page reads it, so the two need no other way to each
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 from p2ptrain.errors import ProtocolError
-from p2ptrain.files import replace_file
+from p2ptrain.files import write_whole
 from p2ptrain.net.forms import Count, Length, Range, Text, write_form
 from p2ptrain.net.read_form import read_form
 
@@ -58,12 +57,7 @@ class UncertainPictures:
 
 def write_uncertain(folder: Path, found: UncertainPictures) -> None:
     """Replace the file as a whole. Raises OSError."""
-    new = folder / f".{UNCERTAIN_FILE}.{os.getpid()}"
-    try:
-        new.write_text(json.dumps(write_form(found), indent=1), "utf-8")
-        replace_file(new, folder / UNCERTAIN_FILE)
-    finally:
-        new.unlink(missing_ok=True)
+    write_whole(folder / UNCERTAIN_FILE, [json.dumps(write_form(found), indent=1)])
 
 
 def read_uncertain(folder: Path) -> UncertainPictures | None:

@@ -20,7 +20,7 @@ from p2ptrain.cli.service.definition import (
     State,
 )
 from p2ptrain.errors import UserError
-from p2ptrain.files import replace_file
+from p2ptrain.files import write_whole
 
 Runner = Callable[[Sequence[str]], ProgramAnswer]
 
@@ -98,7 +98,7 @@ class ServiceShell:
         if there:
             self._do(manager.stop())
             for file in (manager.file, *manager.others):
-                _remove(file)
+                file.unlink(missing_ok=True)
             self._do(manager.forget())
         boot = manager.at_boot
         if boot is not None and content is not None and manager.turned_on(content):
@@ -150,16 +150,7 @@ class ServiceShell:
         file.parent.mkdir(parents=True, exist_ok=True)
         for other in self._manager.others:
             other.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{file.name}.{os.getpid()}")
-        try:
-            temporary.write_bytes(content)
-            replace_file(temporary, file)
-        finally:
-            temporary.unlink(missing_ok=True)
-
-
-def _remove(file: Path) -> None:
-    file.unlink(missing_ok=True)
+        write_whole(file, [content])
 
 
 def run_program(words: Sequence[str]) -> ProgramAnswer:

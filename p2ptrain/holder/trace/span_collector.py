@@ -26,7 +26,7 @@ import numpy as np
 from p2ptrain._version import __version__
 from p2ptrain.aio.tasks import run_in_background, task_scope
 from p2ptrain.errors import Error, TrainingError
-from p2ptrain.files import replace_file
+from p2ptrain.files import write_whole
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
 from p2ptrain.messages.calls import read_part
@@ -237,13 +237,7 @@ class SpanCollector:
     def _write(self, path: Path) -> None:
         names = [traced.name for traced in self._traced.values()]
         try:
-            new = path.with_name(f".{path.name}.new")
-            try:
-                with new.open("w", encoding="utf-8") as file:
-                    file.writelines(trace_text(self.entries, names, self.about()))
-                replace_file(new, path)
-            finally:
-                new.unlink(missing_ok=True)
+            write_whole(path, trace_text(self.entries, names, self.about()))
         except OSError as error:
             why = error.strerror or str(error)
             raise TrainingError(f"the trace cannot be written to {path}: {why}") from error
