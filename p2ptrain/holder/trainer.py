@@ -617,15 +617,15 @@ class JobTrainer:
 
     def _whole_copies(self) -> FullSnapshots | None:
         wants = self._options.whole_copy_due
-        if wants is None and self._options.replicas:
-            wants = self._is_elsewhere
-        if wants is None:
+        if wants is None and not self._options.replicas:
             return None
         return FullSnapshots(
-            self._device.states, self._id, self._prepared, self._gather, wants, self._warn
+            *(self._device.states, self._id, self._prepared, self._gather, wants),
+            self._is_elsewhere,
+            self._warn,
         )
 
-    def _is_elsewhere(self, _last_step: int, _step: int) -> bool:
+    def _is_elsewhere(self) -> bool:
         return self._generation is not None and self._generation.assignment.is_elsewhere
 
     def _course(self, micro_batch: int, asynchronous: bool) -> RoundSequence:

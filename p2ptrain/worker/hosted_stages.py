@@ -107,6 +107,11 @@ class HostedStages:
         return (*own, *kept)
 
     @property
+    def is_on_accelerator(self) -> bool:
+        """Whether some of its tensors are."""
+        return any(not one.live.stage.device.is_host for one in self.executors.values())
+
+    @property
     def logged(self) -> ReplayWindow | None:
         """From which step on a neighbour of one of these stages could be rebuilt."""
         if self.assignment.asynchrony is not None:

@@ -9,6 +9,7 @@ Slow work runs in tasks of this object, which report to the rules how it went.
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import traceback
 from collections.abc import Callable
@@ -338,13 +339,16 @@ class WorkerSession:
     def start_stages(self, placed: Placement) -> None:
         """Those that were made ready."""
         assert self._making is not None
-        hosted = self._making.take()
+        hosted, before = self._making.take(), self.hosted
         self._making = None
         self._booking.begun()
         self.alone_since = None
         self._store.train(hosted)
         self.replication.begin(hosted)
         hosted.start(partial(self._report_failure, hosted.assignment))
+        if before is not None and before.is_on_accelerator:
+            del before
+            gc.collect()  # stages are in rings of references, and little else of a card's is free
         trim_heap()  # and with the old generation what only it had
 
     def copy_stages(self, version: Version) -> None:

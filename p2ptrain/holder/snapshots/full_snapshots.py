@@ -1,7 +1,8 @@
 """Full snapshots on the holder, for the case that devices die with all copies of a stage.
 
 Global replication (FTPipeHD, III-E): now and then the snapshots of all stages come to the holder.
-So they do where another device, such as one with a fast card, has the whole model by itself.
+So they do where another device, such as one with a fast card, has the whole model by itself; once
+several have it, and copies of each other's stages, what came of it goes.
 
     a version kept everywhere ──► stable ──► all of it read, in the lowest lane ──► in memory
 
@@ -67,7 +68,9 @@ class FullSnapshots:
 
     Args:
         states: offers what is held.
-        wants: (version taken last, version) -> whether it is taken.
+        wants: (version taken last, version) -> whether it is taken; None: each is, for as long as
+            another device has the whole model.
+        is_elsewhere: whether one has.
         warn: warns the user once that there is not enough memory.
 
     Attributes:
@@ -81,7 +84,8 @@ class FullSnapshots:
         job: str,
         prepared: PreparedJob,
         gather: Gather,
-        wants: Callable[[int, int], bool],
+        wants: Callable[[int, int], bool] | None,
+        is_elsewhere: Callable[[], bool],
         warn: Callable[[str], None],
     ) -> None:
         self.reading: Version | None = None
@@ -89,7 +93,7 @@ class FullSnapshots:
         self._job = job
         self._description = prepared.captured.description
         self._gather = gather
-        self._wants = wants
+        self._wants, self._is_elsewhere = wants, is_elsewhere
         self._last_step = prepared.first_step
         self._size_bytes = prepared.whole_bytes
         self._warn = warn
@@ -112,11 +116,12 @@ class FullSnapshots:
 
     def stable(self, version: Version) -> None:
         """Every stage has copies of a version: read it, if it is one of those."""
-        if (
-            self._is_paused
-            or self.reading is not None
-            or not self._wants(self._last_step, version.step)
-        ):
+        if self._is_paused or self.reading is not None:
+            return
+        if self._wants is None and not self._is_elsewhere():
+            self._replace(None)
+            return
+        if self._wants is not None and not self._wants(self._last_step, version.step):
             return
         if self._size_bytes > MEMORY_SHARE * usable_memory_bytes():
             self._short()
@@ -147,10 +152,13 @@ class FullSnapshots:
             return StoredTensors.whole(end, tensors_of_units(self._description, state, first, end))
 
         self._states.hold(self._job, version, units)
+        self._replace(version)
+        log.info("whole_copy", step=version.step)
+
+    def _replace(self, version: Version | None) -> None:
         old, self.held = self.held, version
         if old is not None:
             self._states.let_go(self._job, old)
-        log.info("whole_copy", step=version.step)
 
     def _short(self) -> None:
         if not self._has_warned:

@@ -296,14 +296,21 @@ async def test_a_card_that_others_fill_leaves_the_job_to_its_processor(
     make_up_profiles(monkeypatch)
     job, wanted = momentum_job(), undisturbed(momentum_job())
     where = {} if step is None else {"step": step}
+    left: list[int] = []
     async with accelerated(3, "b", OFTEN_COPIED) as (household, compute):
         twin = compute["b"]
 
         def fill(_device: str) -> None:
             twin.others_bytes = twin.memory().free_bytes
 
+        def look() -> None:
+            twin.wait()  # for copies that nothing waits for any more
+            left.append(twin.memory().taken_bytes)
+
         failpoints.arm(place, fill, device=memory_id("b"), **where)
-        await household.holder_run(job, one_stage_each(3)).run()
+        listen = on_step(household, STEPS - 1, look)
+        await household.holder_run(job, one_stage_each(3), listen).run()
+        assert left == [0], "what was there is given back"
         assert_undisturbed(household, job, wanted)
         assert household.members["b"].compute.device is HOST
         assert _layers_of(household, "b")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import SimpleNamespace
 from typing import cast
 
@@ -55,11 +55,17 @@ class Offered:
         self.held.remove(version)
 
 
+EACH_TENTH = FtpipehdOptions(whole=10).copies_whole
+
+
 class Making:
     """Whole copies that are there when a test says so."""
 
-    def __init__(self) -> None:
-        self.offered, self.warned = Offered(), list[str]()
+    def __init__(
+        self,
+        wants: Callable[[int, int], bool] | None = EACH_TENTH,
+    ) -> None:
+        self.offered, self.warned, self.is_elsewhere = Offered(), list[str](), True
         self.asked: list[tuple[Version, asyncio.Future[Mapping[str, Tensor]]]] = []
         captured = SimpleNamespace(description=None)
         prepared = SimpleNamespace(captured=captured, first_step=0, whole_bytes=1000)
@@ -68,7 +74,8 @@ class Making:
             "job",
             cast("PreparedJob", prepared),
             self._gather,
-            FtpipehdOptions(whole=10).copies_whole,
+            wants,
+            lambda: self.is_elsewhere,
             self.warned.append,
         )
 
@@ -126,6 +133,22 @@ async def test_what_is_held_when_an_generation_ends_stays_until_the_next_has_beg
     made.copies.begin()
     await made.stable(40)
     assert len(made.asked) == 3
+    await made.copies.close()
+
+
+async def test_it_goes_once_several_devices_have_copies_of_each_other_s_stages() -> None:
+    made = Making(None)
+    await made.stable(10)
+    await made.arrives()
+    made.is_elsewhere = False
+    made.copies.pause()
+    await made.stable(12)
+    assert made.offered.held == [Version(10, 1)], "the generation that ends may need it"
+    made.copies.begin()
+    await made.stable(13, 20)
+    assert made.offered.held == []
+    assert made.copies.held is None
+    assert len(made.asked) == 1
     await made.copies.close()
 
 
