@@ -38,8 +38,8 @@ from p2ptrain.net.message import Message
 from p2ptrain.process.allocator import trim_heap
 from p2ptrain.process.memory_budget import is_of_host, is_out_of_memory
 from p2ptrain.recovery.commit import Coefficient
-from p2ptrain.recovery.cores.worker_core import WorkerCore, WorkerPhase
-from p2ptrain.recovery.cores.worker_port import HolderState, StateReportAsked
+from p2ptrain.recovery.cores.worker_core import WorkerCore
+from p2ptrain.recovery.cores.worker_port import HolderState, StateReportAsked, WorkerPhase
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.generation_request import PrepareFailed
 from p2ptrain.recovery.placement import Placement

@@ -16,12 +16,12 @@ port do what follows, in that order. What is here it asks its port.
 from __future__ import annotations
 
 import dataclasses
-from enum import StrEnum
 
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.cores.worker_port import (
     HolderState,
     StateReportAsked,
+    WorkerPhase,
     WorkerPort,
 )
 from p2ptrain.recovery.cores.worker_state import HeldSnapshots, PartnerLinks
@@ -33,18 +33,6 @@ from p2ptrain.recovery.version import Version
 
 ORDERS_REMEMBERED = 64
 """Far more than are ever under way; in asynchronous training nothing else ends one here."""
-
-
-class WorkerPhase(StrEnum):
-    """What this device does for the job."""
-
-    IDLE = "idle"
-    PREPARING = "preparing"
-    READY = "ready"
-    RUNNING = "running"
-    STOPPING = "stopping"
-    STOPPED = "stopped"
-    ORPHANED = "orphaned"
 
 
 class WorkerCore:
@@ -60,6 +48,7 @@ class WorkerCore:
         running: the generation that its LIVE entries are of, also after it was stopped.
         prepared: the generation that it prepares or is ready for.
         refused: stale commands so far.
+        holder: id of the device whose job this is; None where there is none.
     """
 
     def __init__(self, device: str, port: WorkerPort) -> None:
@@ -70,7 +59,7 @@ class WorkerCore:
         self.refused = 0
         self._device = device
         self._port = port
-        self._holder: str | None = None
+        self.holder: str | None = None
         self._committed: Version | None = None  # the newest, to this device
         self._catching_up: set[int] = set()  # stages whose update others have applied already
         self._copies = HeldSnapshots(port)
@@ -84,14 +73,9 @@ class WorkerCore:
         self._links = PartnerLinks(device, port)
         self._keeps: dict[int, bool] = {}  # by step, of orders not committed
 
-    @property
-    def holder(self) -> str | None:
-        """Whose job this is; None where there is none."""
-        return self._holder
-
     def refusal(self, peer: str, generation: int) -> str | None:
         """The fence: why a command is refused; None = it may be obeyed."""
-        if self._holder not in (None, peer):
+        if self.holder not in (None, peer):
             return "that job is another device's"
         if generation < self.generation:
             return (
@@ -142,7 +126,7 @@ class WorkerCore:
         if why is not None:
             self._refuse(request, peer, why)
             return False
-        self._holder = peer
+        self.holder = peer
         self.generation = generation
         return True
 
@@ -219,12 +203,8 @@ class WorkerCore:
 
     def _prepares(self, generation: int) -> bool:
         """Else it is of a preparation that was abandoned."""
-        prepared = self.prepared
-        return (
-            self._preparing is not None
-            and prepared is not None
-            and prepared.generation == generation
-        )
+        prepared = None if self.prepared is None else self.prepared.generation
+        return self._preparing is not None and prepared == generation
 
     def built(self, generation: int) -> None:
         """All has arrived, and the stages stand."""
@@ -259,7 +239,7 @@ class WorkerCore:
     def begin(self, peer: str, generation: int) -> None:
         """The holder says that `generation` is in force."""
         begun = self.running is not None and generation <= self.running.generation
-        if begun or generation < self.generation or peer != self._holder:
+        if begun or generation < self.generation or peer != self.holder:
             self.refused += not begun
             return
         if self.prepared is not None and self.prepared.generation == generation:
@@ -376,7 +356,7 @@ class WorkerCore:
 
     def copied(self, first: int, end: int, version: Version) -> None:
         """A copy of units [first, end) of an own stage stands."""
-        if self._holder is None:
+        if self.holder is None:
             return
         if self.phase is WorkerPhase.RUNNING and self.running is not None:
             self._copies.offer(self.running, first, end, version)
@@ -386,7 +366,7 @@ class WorkerCore:
         # a device notified late of a generation is only prepared for it
         plan = self.running if self.phase is WorkerPhase.RUNNING else self.prepared
         return (
-            self._holder is not None
+            self.holder is not None
             and plan is not None
             and plan.generation == copy.generation
             and (copy.first, copy.end) in plan.ranges_of(peer)
@@ -394,22 +374,22 @@ class WorkerCore:
 
     def collected(self, copy: StageCopy) -> None:
         """All of what was offered arrived, and every digest fits."""
-        if self._holder is not None:
+        if self.holder is not None:
             self._report_copy(copy)
 
     def copy_failed(self, copy: StageCopy, reason: str) -> None:
         """One could not be had: an own one, or one offered."""
-        if self._holder is not None:
+        if self.holder is not None:
             self._report_copy(copy, reason)
 
     def keeper_assigned(self, peer: str, copy: StageCopy, backup_peer: str) -> None:
         """The holder has copies of those units kept by `backup_peer` from that version on."""
-        if self._holder is not None and self._is_of_running(peer, copy.generation) and self.running:
+        if self.holder is not None and self._is_of_running(peer, copy.generation) and self.running:
             self._copies.offer_to(backup_peer, self.running, copy)
 
     def retain(self, peer: str, versions: tuple[Version, ...]) -> None:
         """The holder names the versions that are to be kept."""
-        if peer == self._holder and versions:
+        if peer == self.holder and versions:
             self._copies.keep_only(versions)
 
     def _report_copy(self, copy: StageCopy, failed: str | None = None) -> None:
@@ -433,14 +413,14 @@ class WorkerCore:
             self._say_stopped(self.running.holder, self.running.generation)
         elif self.phase is WorkerPhase.STOPPING:
             self._orphan = True
-        elif self._holder is not None:
+        elif self.holder is not None:
             self._abandon_preparation()
             self._rest()
 
     def _forget(self) -> None:
         """The job is over; only the number of the newest generation stays."""
         self._abandon_preparation()
-        self.running = self._asked = self._holder = None
+        self.running = self._asked = self.holder = None
         self._rebuilds = False
         self._catching_up.clear()
         self._copies.begin()
@@ -452,9 +432,9 @@ class WorkerCore:
         self._orphan = False
         if not self.entries:
             self._enter(WorkerPhase.IDLE)
-        elif self._holder is not None:
+        elif self.holder is not None:
             self._enter(WorkerPhase.ORPHANED)
-            self._port.report_orphaned(self._holder)
+            self._port.report_orphaned(self.holder)
 
     def link_ended(self, peer: str) -> None:
         """The link to `peer` broke: what was queued on it is lost."""

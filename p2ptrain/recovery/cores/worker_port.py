@@ -18,6 +18,18 @@ from p2ptrain.recovery.state_report import StageCopy, StateEntry
 from p2ptrain.recovery.version import Version
 
 
+class WorkerPhase(StrEnum):
+    """What this device does for the job."""
+
+    IDLE = "idle"
+    PREPARING = "preparing"
+    READY = "ready"
+    RUNNING = "running"
+    STOPPING = "stopping"
+    STOPPED = "stopped"
+    ORPHANED = "orphaned"
+
+
 class HolderState(StrEnum):
     """What has become of the device with the data."""
 

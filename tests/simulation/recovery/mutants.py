@@ -45,7 +45,7 @@ class ObeysAnyCommand(WorkerCore):
     """Stops and prepares for whatever number comes."""
 
     def _obeys(self, request: int, peer: str, generation: int) -> bool:
-        self._holder, self.generation = peer, generation
+        self.holder, self.generation = peer, generation
         return True
 
 

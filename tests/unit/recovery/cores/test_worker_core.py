@@ -6,8 +6,8 @@ import dataclasses
 
 import pytest
 
-from p2ptrain.recovery.cores.worker_core import WorkerCore, WorkerPhase
-from p2ptrain.recovery.cores.worker_port import HolderState, StateReportAsked
+from p2ptrain.recovery.cores.worker_core import WorkerCore
+from p2ptrain.recovery.cores.worker_port import HolderState, StateReportAsked, WorkerPhase
 from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.placement import PlacedStage, Placement
 from p2ptrain.recovery.rebuild_plan import Rebuild
