@@ -364,14 +364,14 @@ class WorkerSession:
         self.replication.report(holder, copy, failed)
 
     def report_link(self, holder: str, generation: int, peer: str, *, back: bool) -> None:
-        """Of what stands, or has been given up."""
-        hosted = self.hosted
+        """Of what stands, or has been given up; not to a holder whose end it may be about."""
+        hosted, mesh = self.hosted, self._around.shell.mesh
         known = (self._given_up, None if hosted is None else hosted.assignment)
-        for assignment in known:
+        for assignment in known if holder in {mesh.self_id, *mesh.connected} else ():
             if assignment is not None and assignment.key.generation == generation:
                 message = "a link is back" if back else "a link ended"
                 report = FailureReport("link", message, peer=peer, back=back)
-                stage = assignment.stages_of(self._around.shell.mesh.self_id)[0]
+                stage = assignment.stages_of(mesh.self_id)[0]
                 self._tasks.spawn(self._send_failed(assignment, stage, report), "report a link")
 
     async def _report_failure(
