@@ -393,11 +393,11 @@ class TiledStageExecutor(SyncStageExecutor):
         while True:
             await self._exchange.send(piece, sent)
             after()
-            awaited = self._stage.awaits(key, mode)
+            passing = self._stage.passing(key, mode)
+            awaited = passing.awaits
             if not awaited:
                 return
             began = perf_counter()
             arrived = await self._exchange.take(piece, awaited)
             self._note_wait("wait halo", began)
-            receive = partial(self._stage.receive, key, mode, arrived)
-            sent = await self._run(urgency, receive, kind, piece.key)
+            sent = await self._run(urgency, partial(passing.receive, arrived), kind, piece.key)

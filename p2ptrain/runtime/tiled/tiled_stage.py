@@ -7,7 +7,7 @@ these messages between devices.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -102,7 +102,7 @@ class TiledStage(Stage):
 
     def outputs(self, key: int, mode: RoundMode) -> list[Tensor]:
         """After the forward: what leaves, by tile."""
-        return self._pass(key, mode).outputs(self.tiles.of(mode).leaving)
+        return self.passing(key, mode).outputs(self.tiles.of(mode).leaving)
 
     def begin_backward(self, key: int, gradients: Sequence[Value]) -> list[TileMessage]:
         """Start the way back from a gradient for each of `outputs`; parameters add to `.grad`."""
@@ -117,16 +117,6 @@ class TiledStage(Stage):
                     known = sums[number]
                     sums[number] = gradient if known is None else known + gradient
         return self._passes[key].begin_backward(by_tile)
-
-    def receive(
-        self, key: int, mode: RoundMode, messages: Iterable[TileMessage]
-    ) -> list[TileMessage]:
-        """Take what other devices say. Raises ProtocolError: no tile expects it."""
-        return self._pass(key, mode).receive(messages)
-
-    def awaits(self, key: int, mode: RoundMode) -> tuple[frozenset[Address], ...]:
-        """By tile that waits: what it must receive; nothing where the pass has ended."""
-        return self._pass(key, mode).awaits
 
     def final_names(self, key: int) -> list[str]:
         """Parameters whose gradient of that micro-batch is complete, the last groups' first."""
@@ -159,7 +149,8 @@ class TiledStage(Stage):
         else:
             self._evaluating = None
 
-    def _pass(self, key: int, mode: RoundMode) -> DevicePass:
+    def passing(self, key: int, mode: RoundMode) -> DevicePass:
+        """The tiles' pass of a micro-batch that was begun, which takes what other devices say."""
         found = self._passes.get(key) if mode is RoundMode.TRAIN else self._evaluating
         if found is None:
             raise InternalError(f"micro-batch {key} was never forwarded")

@@ -128,11 +128,11 @@ async def test_a_whole_pass_between_two_devices(captured: Captured, shape: TileS
     async def carry(device: Device, sent: list[TileMessage]) -> None:
         while True:
             await device.exchange.send(piece(), sent)
-            awaited = device.stage.awaits(0, RoundMode.TRAIN)
+            awaited = device.stage.passing(0, RoundMode.TRAIN).awaits
             if not awaited:
                 return
             arrived = await device.exchange.take(piece(), awaited)
-            sent = device.stage.receive(0, RoundMode.TRAIN, arrived)
+            sent = device.stage.passing(0, RoundMode.TRAIN).receive(arrived)
 
     async with pair(captured, shape) as devices:
         parts = await asyncio.gather(*(run(device) for device in devices))
