@@ -42,7 +42,7 @@ from p2ptrain.mesh.interface import (
     MeshEvent,
     MeshMember,
 )
-from p2ptrain.messages.assign import PlanInForce, placement_of
+from p2ptrain.messages.assign import PlanInForce
 from p2ptrain.messages.calls import Hangs
 from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, send_passed_over
 from p2ptrain.plan.types.plan import Plan
@@ -435,7 +435,7 @@ class JobDriver:
     def _take(self, reply: ReconfigureReply, number: int) -> None:
         # The rules may refuse it; then the plan in force stays the old one.
         old, self._answer = self._answer, reply
-        self._tell(self._core.generation_ready, number, placement_of(reply.assignment))
+        self._tell(self._core.generation_ready, number, reply.assignment.placed)
         placed = self._core.history.placed
         if placed is None or placed.generation != reply.assignment.key.generation:
             self._answer = old

@@ -353,11 +353,9 @@ class JobTrainer:
 
     def _announce(self, answer: ReconfigureReply, reason: ReconfigureReason) -> None:
         prepared = self._prepared
-        assignment = answer.assignment
+        placed = answer.assignment.placed
         takes_whole = (  # where it is elsewhere they are counted as a backup peer's
-            self._options.whole_copy_due is not None
-            and assignment.protects
-            and not assignment.is_elsewhere
+            self._options.whole_copy_due is not None and placed.protects and not placed.is_elsewhere
         )
         copies = MAX_AT_ONCE * takes_whole + (self._options.checkpoint is not None)
         kept_bytes = {self._mesh.name: copies * self._prepared.whole_bytes}
@@ -626,7 +624,7 @@ class JobTrainer:
         )
 
     def _is_elsewhere(self) -> bool:
-        return self._generation is not None and self._generation.assignment.is_elsewhere
+        return self._generation is not None and self._generation.assignment.placed.is_elsewhere
 
     def _course(self, micro_batch: int, asynchronous: bool) -> RoundSequence:
         stopped_at = self._callbacks.stopped_at

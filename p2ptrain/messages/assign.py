@@ -20,23 +20,6 @@ from p2ptrain.recovery.fetch_plan import Fetch
 from p2ptrain.recovery.placement import PlacedStage, Placement
 
 
-def placement_of(assignment: Assignment) -> Placement:
-    """An assignment as the rules of recovery see it."""
-    stages = tuple(
-        PlacedStage(place.first, place.end, place.devices, place.copies_to, place.kinds)
-        for place in assignment.stages
-    )
-    return Placement(
-        generation=assignment.key.generation,
-        holder=assignment.holder,
-        version=assignment.version,
-        lineage=assignment.lineage,
-        stages=stages,
-        keeps=assignment.keeps,
-        stable=assignment.stable,
-    )
-
-
 def placed_stages(
     plan: Plan, ids: Mapping[str, str], kinds: Mapping[str, ComputeKind]
 ) -> tuple[PlacedStage, ...]:

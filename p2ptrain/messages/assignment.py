@@ -18,6 +18,7 @@ from p2ptrain.plan.types.allocation import Allocation, TileShape
 from p2ptrain.plan.types.gradient_sums import MAX_BYTES, USUAL
 from p2ptrain.plan.types.weight_versions import Weights, depths_of
 from p2ptrain.recovery.compute_kind import PROCESSOR, KindText
+from p2ptrain.recovery.placement import PlacedStage, Placement
 from p2ptrain.recovery.version import Lineage, VersionRow
 
 FIRST = Lineage()
@@ -173,14 +174,21 @@ class Assignment(Blob):
         return tuple(dict.fromkeys(device for place in self.stages for device in place.devices))
 
     @property
-    def protects(self) -> bool:
-        """Whether devices keep versions to go back to, and copies of them for others."""
-        return self.is_elsewhere or any(place.copies_to is not None for place in self.stages)
-
-    @property
-    def is_elsewhere(self) -> bool:
-        """Whether one device has all of the model, and is not the holder (`recovery.placement`)."""
-        return len(self.devices) == 1 and self.holder not in self.devices
+    def placed(self) -> Placement:
+        """As the rules of recovery see it."""
+        stages = tuple(
+            PlacedStage(place.first, place.end, place.devices, place.copies_to, place.kinds)
+            for place in self.stages
+        )
+        return Placement(
+            generation=self.key.generation,
+            holder=self.holder,
+            version=self.version,
+            lineage=self.lineage,
+            stages=stages,
+            keeps=self.keeps,
+            stable=self.stable,
+        )
 
     def check(self) -> None:
         """ProtocolError where the shares of a stage do not add up, or it cannot train so."""

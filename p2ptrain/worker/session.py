@@ -21,7 +21,7 @@ from p2ptrain.aio.tasks import TaskOwner
 from p2ptrain.errors import AcceleratorFailed, Error, PeerError, ProtocolError
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.waiting import wait_until_linked
-from p2ptrain.messages.assign import Fetches, placement_of
+from p2ptrain.messages.assign import Fetches
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.calls import read_part
 from p2ptrain.messages.job_requests import PrepareReply, PrepareRequest, StateRequest
@@ -147,7 +147,7 @@ class WorkerSession:
             request.needed,
             gathers=request.gather,
         )
-        number, placed = next(self._numbers), placement_of(assignment)
+        number, placed = next(self._numbers), assignment.placed
         prepare = partial(self.core.prepare_asked, number, peer, placed, fetches)
         answer = await self._answer(number, prepare)
         self._booking.asked(monotonic())

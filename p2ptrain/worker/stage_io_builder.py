@@ -123,7 +123,7 @@ class StageIoBuilder:
         """A checkpoint takes one copy of each stage; to go back to a version, all must have it."""
         assignment = self._assignment
         reads = self._place.backup_peer(assignment.holder) == self._shell.mesh.self_id
-        return reads or assignment.protects
+        return reads or assignment.placed.protects
 
     def connect(self, stage: Stage, links: LiveStageSender) -> StageIo:
         """Make tensor receivers and output queues, and let the neighbours' frames in."""

@@ -20,7 +20,6 @@ from p2ptrain.errors import PeerError
 from p2ptrain.holder.snapshots.full_snapshots import FullSnapshots
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.interface import Mesh, display_name
-from p2ptrain.messages.assign import placement_of
 from p2ptrain.messages.assignment import Assignment
 from p2ptrain.messages.kinds import BACKUP_PEER, SNAPSHOT_KEPT, VERSIONS_KEEP
 from p2ptrain.messages.round_orders import RoundOrder
@@ -114,7 +113,7 @@ class SnapshotManager:
             cost: of one version, None where it is what it was.
             stable: what one goes back to now.
         """
-        placed, now = placement_of(assignment), monotonic()
+        placed, now = assignment.placed, monotonic()
         if self.whole is not None:
             self.whole.begin()
         self.stable, self._generation = stable, placed.generation

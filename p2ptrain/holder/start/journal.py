@@ -31,7 +31,7 @@ from p2ptrain.holder.input.batch_layout import SampleSizes
 from p2ptrain.job.update_numbers import Measured
 from p2ptrain.logs import get_logger
 from p2ptrain.mesh.identity.state_folder import BrokenFile, StateFolder
-from p2ptrain.messages.assign import PlanInForce, placement_of
+from p2ptrain.messages.assign import PlanInForce
 from p2ptrain.messages.assignment import FIRST, Assignment
 from p2ptrain.net.forms import By, Count, Id, Local, Positive, Rare
 from p2ptrain.plan.types.plan import Plan
@@ -157,7 +157,7 @@ class JournalEntry:
     @property
     def noted(self) -> Noted:
         """As the rules wrote it down."""
-        placed = None if self.assignment is None else placement_of(self.assignment)
+        placed = None if self.assignment is None else self.assignment.placed
         return Noted(self.next_generation, self.lineage, placed, self.stable, self.took_part)
 
 
