@@ -47,8 +47,8 @@ from p2ptrain.messages.calls import Hangs
 from p2ptrain.messages.plan_request import JobPlanRequest, PassedOver, send_passed_over
 from p2ptrain.plan.types.plan import Plan
 from p2ptrain.recovery.choose_version import FullSnapshot, StateLost
-from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
-from p2ptrain.recovery.cores.holder_port import P, PortCall
+from p2ptrain.recovery.cores.holder_core import HolderCore
+from p2ptrain.recovery.cores.holder_port import HolderPhase, P, PortCall
 from p2ptrain.recovery.cores.job_history import NotedHistory
 from p2ptrain.recovery.generation_request import (
     GenerationRequest,

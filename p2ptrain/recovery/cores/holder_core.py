@@ -15,13 +15,12 @@ port that it returns, in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from enum import StrEnum
 from functools import partial, wraps
 from typing import Concatenate
 
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.choose_version import FullSnapshot
-from p2ptrain.recovery.cores.holder_port import HolderPort, P, PortCall
+from p2ptrain.recovery.cores.holder_port import HolderPhase, HolderPort, P, PortCall
 from p2ptrain.recovery.cores.job_history import JobHistory, NotedHistory
 from p2ptrain.recovery.cores.liveness import DeviceLiveness, FailureGracePeriod
 from p2ptrain.recovery.cores.retry_policy import (
@@ -45,18 +44,6 @@ START_SECONDS = 3.0
 """Longest wait of a holder that was started again for the members of its last plan."""
 
 _NEVER = float("inf")
-
-
-class HolderPhase(StrEnum):
-    """What the job does."""
-
-    STARTING = "starting"
-    TRAINING = "training"
-    DRAINING = "draining"
-    SETTLING = "settling"
-    ASKING = "asking"
-    WAITING = "waiting"
-    OVER = "over"
 
 
 def _event(
@@ -205,15 +192,14 @@ class HolderCore:
             self._trouble()
             if certain and not left:
                 self._early.ended(device)
-                self._stop_where_a_part_ends_devices()
+                part = self._early.part
+                if part is not None:
+                    self.phase = HolderPhase.OVER
+                    self._out.append(
+                        partial(self._port.end_part, *part, tuple(self._early.devices))
+                    )
         if self.phase is HolderPhase.WAITING:
             self._ask_soon()  # hope may have ended
-
-    def _stop_where_a_part_ends_devices(self) -> None:
-        part = self._early.part
-        if part is not None:
-            self.phase = HolderPhase.OVER
-            self._out.append(partial(self._port.end_part, *part, tuple(self._early.devices)))
 
     @_event
     def link_broke(self, one: str, other: str) -> None:

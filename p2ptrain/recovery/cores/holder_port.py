@@ -6,6 +6,7 @@ What takes time is begun here; the core's method named with it says how it went.
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from enum import StrEnum
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias
 
 from p2ptrain.recovery.choose_version import StateLost
@@ -18,6 +19,18 @@ P = ParamSpec("P")
 
 PortCall: TypeAlias = Callable[[], Coroutine[Any, Any, None] | None]
 """A method of the port with its arguments. What it returns ends before the next one is called."""
+
+
+class HolderPhase(StrEnum):
+    """What the job does."""
+
+    STARTING = "starting"
+    TRAINING = "training"
+    DRAINING = "draining"
+    SETTLING = "settling"
+    ASKING = "asking"
+    WAITING = "waiting"
+    OVER = "over"
 
 
 class TellCore(Protocol):

@@ -9,8 +9,8 @@ from p2ptrain.errors import ProtocolError
 from p2ptrain.recovery import snapshot_tracker
 from p2ptrain.recovery.choose_version import FullSnapshot, StateLost
 from p2ptrain.recovery.commit import CommitTracker
-from p2ptrain.recovery.cores.holder_core import HolderCore, HolderPhase
-from p2ptrain.recovery.cores.holder_port import P, PortCall
+from p2ptrain.recovery.cores.holder_core import HolderCore
+from p2ptrain.recovery.cores.holder_port import HolderPhase, P, PortCall
 from p2ptrain.recovery.cores.job_history import NotedHistory, ReportedProgress, ReportOnce
 from p2ptrain.recovery.cores.reconfigure_core import ChangeCore
 from p2ptrain.recovery.generation_request import GenerationRequest, ReconfigureReason

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.recovery.choose_version import StateLost
-from p2ptrain.recovery.cores.holder_core import START_SECONDS, HolderCore, HolderPhase
-from p2ptrain.recovery.cores.holder_port import HolderPort, PortCall
+from p2ptrain.recovery.cores.holder_core import START_SECONDS, HolderCore
+from p2ptrain.recovery.cores.holder_port import HolderPhase, HolderPort, PortCall
 from p2ptrain.recovery.cores.job_history import NotedHistory
 from p2ptrain.recovery.cores.liveness import MAX_FRUITLESS
 from p2ptrain.recovery.cores.retry_policy import EARLY_STEPS, MAX_SPOILED, RETRY_SECONDS
