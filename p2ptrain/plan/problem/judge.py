@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, draft_groups, draft_pipeline, usual_depths
-from p2ptrain.plan.simulation.bound import lower_bound, steady_bound
+from p2ptrain.plan.simulation.bound import DraftBounds
 from p2ptrain.plan.simulation.simulate import predicted_seconds
 from p2ptrain.plan.simulation.steady import simulated_tasks
 from p2ptrain.plan.types.allocation import BatchSplit
@@ -45,6 +45,7 @@ class Judge:
     def __init__(self, cost: CostModel, budget_tasks: int) -> None:
         self.cost = cost
         self.budget_tasks = budget_tasks
+        self._bound = DraftBounds(cost)
         self._bounds: dict[Draft, float] = {}
         self._seconds: dict[Draft, float] = {}
         self._exact: dict[Draft, float] = {}
@@ -58,8 +59,7 @@ class Judge:
         """Seconds that its round takes at least."""
         seconds = self._bounds.get(draft)
         if seconds is None:
-            bound = lower_bound if self.cost.mode is PlanMode.SYNC else steady_bound
-            seconds = self._bounds[draft] = bound(self.cost, draft)
+            seconds = self._bounds[draft] = self._bound.of(draft)
         return seconds
 
     def seconds(self, draft: Draft) -> float:
@@ -150,7 +150,8 @@ class Judge:
     def _simulated(self, draft: Draft) -> float:
         if self.cost.mode is PlanMode.SYNC:
             kinds = 3 if draft.held else 2
-            self.budget_tasks -= kinds * len(draft.devices) * draft.split.micro_batches
+            lanes = sum(1 if group.deals else len(group.devices) for group in draft.groups)
+            self.budget_tasks -= kinds * lanes * draft.split.micro_batches
         else:
             self.budget_tasks -= simulated_tasks(draft)
         return predicted_seconds(self.cost, draft)

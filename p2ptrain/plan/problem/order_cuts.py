@@ -126,17 +126,18 @@ class OrderCuts:
             return CutTables(never, never, np.ones(shape), np.zeros(shape))
         latency = seconds = self._never
         trips, reduce = np.ones(shape), np.zeros(shape)
-        for place, device in enumerate(group.devices):
-            samples = max(group.piece_counts(split, place), default=1)
-            taken = group.round_samples(split, place) / split.batch_size
+        for devices, share in self._alike(group):
+            taken = share / sum(group.shares)
+            samples = split.first_samples if group.deals else min(share, split.first_samples)
             dealt = taken if group.deals else 1.0
-            each = self._seconds(device, samples)
+            each = self._seconds(max(devices, key=self._slowdown), samples)
             own = each * dealt
-            depth = self._depth(device, max(1.0, samples * dealt))
+            least = min(devices, key=lambda device: cost.devices[device].memory_bytes)
+            depth = self._depth(least, max(1.0, samples * dealt))
             if depth is not None:
                 own[depth < 1] = np.inf
                 trips = np.maximum(trips, np.ceil(self.rounds / np.maximum(depth, 1)))
-            cap = self._caps.get(device)
+            cap = self._caps.get(devices[0])
             if cap is not None:
                 own[self._work * taken > cap + ROUNDING] = np.inf
             latency, seconds = np.maximum(latency, each), np.maximum(seconds, own)
@@ -151,6 +152,17 @@ class OrderCuts:
         if self._more_seconds is not None:
             seconds = seconds + self._more_seconds(part)
         return CutTables(latency, seconds, trips, reduce)
+
+    def _alike(self, group: StageGroup) -> list[tuple[list[int], int]]:
+        """Devices of equal shares that differ in speed and memory alone, with that share."""
+        found: dict[tuple[int, int | None], list[int]] = {}
+        for device, share in zip(group.devices, group.shares, strict=True):
+            special = self.cost.devices[device].times is not None or device in self._caps
+            found.setdefault((share, device if special else None), []).append(device)
+        return [(devices, share) for (share, _), devices in found.items()]
+
+    def _slowdown(self, device: int) -> float:
+        return self.cost.devices[device].slowdown
 
     def _seconds(self, device: int, samples: int) -> Floats:
         """[L+1, L+1] forward and backward of a micro-batch on one device."""
@@ -214,11 +226,14 @@ class OrderCuts:
 
     def _one_way(self, senders: Devices, receivers: Devices) -> tuple[float, float]:
         """Each sender's interface carries its part, to all receivers in turn."""
-        links = [self.cost.link(a, b) for a in senders for b in receivers if a != b]
-        if not links:
+        pairs = np.ix_(senders, receivers)
+        seconds = 1 / self.cost.links.rates[pairs]  # 0 from a device to itself
+        others = np.count_nonzero(seconds)
+        if not others:
             return 0.0, 0.0
-        mean = sum(1 / link.bytes_per_s for link in links) / len(links)
-        return mean / min(len(senders), len(receivers)), max(link.latency_s for link in links)
+        mean = float(seconds.sum()) / others
+        latency = float(self.cost.links.latencies[pairs].max())
+        return mean / min(len(senders), len(receivers)), latency
 
     def feed(self, part: UnplacedGroup, each: int) -> tuple[float, float]:
         """(occupation, latency) in seconds of one micro-batch that the holder sends to a part."""

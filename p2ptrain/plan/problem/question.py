@@ -14,6 +14,9 @@ from p2ptrain.plan.problem.judge import Judge
 from p2ptrain.plan.types.allocation import EVERY_ALLOCATION, Allocation, BatchSplit
 from p2ptrain.plan.types.request import Schedule
 
+MANY_DEVICES = 16
+"""Of more, a bound costs nearly what a simulation does, and values of orders say little."""
+
 
 @dataclass(frozen=True)  # without slots: it keeps its `work`
 class Question:
@@ -49,6 +52,11 @@ class Question:
     def cost(self) -> CostModel:
         """The judge's cost model."""
         return self.judge.cost
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether there are many devices."""
+        return len(self.devices) > MANY_DEVICES
 
     @cached_property
     def work(self) -> WorkloadShare:

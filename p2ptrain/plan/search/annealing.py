@@ -26,7 +26,7 @@ from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups
 from p2ptrain.plan.problem.candidates import neighbouring_splits
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.search.climb import climb_fine, spare_devices
+from p2ptrain.plan.search.climb import change_tasks, climb_fine, spare_devices
 from p2ptrain.plan.search.fine_moves import changed_depths, changed_layouts, wanted_depths
 from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.search.structure_moves import Layout, coarse_changes
@@ -42,9 +42,6 @@ SMALL, HOT_SMALL = 100, 0.06
 CLIMB_SHARE = 0.15
 """Of the budget, kept for the climb at the end."""
 
-DRAW_TASKS = 15
-"""What drawing and bounding a draft costs, in simulated tasks."""
-
 SIZED, DEEPENED, SHIFTED = 0.12, 0.18, 0.25
 """How often what is drawn is the micro-batch's size, a depth, or a share, a border or an order;
 otherwise it is the structure."""
@@ -52,8 +49,8 @@ otherwise it is the structure."""
 MIN_TASKS, MAX_TASKS, TASKS_BY_SIZE, MAX_UNITS = 150_000, 500_000, 3_000, 64
 """The budget grows with devices times units (of more units than so many: with these)."""
 
-MAX_DEVICES = 16
-"""With more, drawing a change takes longer than is left."""
+WIDE_TASKS = 120_000
+"""Of many devices, whose simulation takes longer a task."""
 
 _T = TypeVar("_T")
 
@@ -61,9 +58,11 @@ _T = TypeVar("_T")
 def annealing_tasks(question: Question) -> int:
     """The budget that annealing a question's answer is worth; 0 where it is not."""
     devices, units = len(question.devices), min(question.cost.unit_count, MAX_UNITS)
-    if not 1 < devices <= MAX_DEVICES:
+    if devices == 1:
         return 0
     tasks = min(max(MIN_TASKS, TASKS_BY_SIZE * devices * units), MAX_TASKS)
+    if question.is_wide:
+        tasks = WIDE_TASKS
     return int(tasks * question.effort)
 
 
@@ -111,7 +110,7 @@ class _Annealing:
             cooled = (budget - judge.budget_tasks) / (budget - kept)
             warmth = hot * (COLD / hot) ** cooled
             slowest = now.seconds * (1 - warmth * log(1 - self.random.random()))
-            judge.budget_tasks -= DRAW_TASKS
+            judge.budget_tasks -= change_tasks(now.draft)
             draft = self._drawn(now.draft)
             if draft is None or draft == now.draft or judge.bound(draft) >= slowest:
                 continue

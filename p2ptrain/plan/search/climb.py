@@ -10,15 +10,12 @@ from p2ptrain.plan.problem.candidates import whole_seconds
 from p2ptrain.plan.problem.judge import WORTH, Judge, Judged
 from p2ptrain.plan.search.fine_moves import fine_changes, other_depths
 from p2ptrain.plan.search.shares import Drafter
-from p2ptrain.plan.search.structure_moves import coarse_changes
-
-MAX_SPARE = 8
-"""Devices not used, the fastest, that a change may bring in."""
+from p2ptrain.plan.search.structure_moves import MAX_SPARE, coarse_changes
 
 CHANGE_TASKS = 20
 """What drafting and bounding a change of a few devices costs, in simulated tasks."""
 
-PAIR_TASKS = 0.25
+PAIR_TASKS = 0.06
 """And more for each pair of its devices, since bounds look at which pairs exchange samples."""
 
 GAIN = 1 - 1e-4
@@ -55,7 +52,8 @@ def climb_coarse(
 def spare_devices(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> list[int]:
     """Of `devices` those that `draft` does not use and a change may bring in, the fastest first."""
     unused = [device for device in devices if device not in draft.devices]
-    return nsmallest(MAX_SPARE, unused, key=lambda d: (whole_seconds(drafter.judge.cost, d), d))
+    most = len(draft.devices) if drafter.question.is_wide else MAX_SPARE
+    return nsmallest(most, unused, key=lambda d: (whole_seconds(drafter.judge.cost, d), d))
 
 
 def _restructured(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> Iterator[Draft]:
@@ -70,7 +68,7 @@ def _first_better(
     """The first draft that is faster, in order of their bounds; `best` where none is."""
     hopeful: dict[Draft, float] = {}
     for draft in drafts:
-        judge.budget_tasks -= _change_tasks(draft)
+        judge.budget_tasks -= change_tasks(draft)
         bound = judge.bound(draft)
         if bound < best.seconds * GAIN:
             hopeful[draft] = bound
@@ -88,7 +86,7 @@ def _first_better(
 def _best_depths(judge: Judge, best: Judged, reserve_tasks: int) -> Judged:
     """The best depths one change away."""
     for draft in other_depths(judge.cost, best.draft):
-        judge.budget_tasks -= _change_tasks(draft)
+        judge.budget_tasks -= change_tasks(draft)
         if judge.budget_tasks <= reserve_tasks:
             break
         worth = WORTH if sum(draft.warmup) > sum(best.draft.warmup) else GAIN
@@ -99,5 +97,5 @@ def _best_depths(judge: Judge, best: Judged, reserve_tasks: int) -> Judged:
     return best
 
 
-def _change_tasks(draft: Draft) -> int:
+def change_tasks(draft: Draft) -> int:
     return CHANGE_TASKS + int(PAIR_TASKS * len(draft.devices) ** 2)

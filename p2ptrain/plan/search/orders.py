@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from heapq import nsmallest
-from itertools import chain, combinations, islice, permutations
-from math import comb, perm
+from itertools import chain, combinations, islice, pairwise, permutations
+from math import comb, inf, perm
 from typing import TypeAlias
 
 from p2ptrain.plan.cost.draft import Draft, StageGroup, UnplacedGroup
@@ -32,9 +32,16 @@ MAX_CUTS = 24
 MAX_STRAIGHT = 12
 """Devices of a straight pipeline that a search starts from."""
 
-SOME = (8, 12, 16, 24, 32, 48, 64)
-"""Numbers of devices, the fastest, of which stages are formed, beside each number up to the first:
-values do not see how transfers of wide groups get in each other's way."""
+SOME = (8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+"""Numbers of devices, the fastest, of which stages are formed, beside each number up to the first
+where there are few: values do not see how transfers of wide groups get in each other's way."""
+
+PIECES, PIECES_OF_WIDE = 3, 6
+"""Of an order, which are joined to stages; of many devices."""
+
+LENGTHS = 4
+"""Numbers of stages, the best, of which one order each is looked at in turn: of many devices the
+very best orders differ in little that counts."""
 
 MAX_SPARE = 4
 """Unused devices considered, fastest first."""
@@ -88,6 +95,10 @@ class OrderSearch:
         }
         return found
 
+    def least_value(self) -> float:
+        """Of the best order."""
+        return min(self.values.values(), default=inf)
+
     def ranked(self) -> list[Order]:
         """Best first; of equals those valued first."""
         return sorted(self.values, key=lambda order: self.values[order])
@@ -112,9 +123,8 @@ class OrderSearch:
                 pairs of devices cost.
         """
         room, looked_at = most_elements, set[Order]()
-        for _ in range(looks):
-            left = [order for order in self.values if order not in looked_at]
-            best = min(left, key=lambda order: self.values[order], default=None)
+        for look in range(looks):
+            best = self._most_promising(looked_at, look)
             if best is None or room <= 0:
                 break
             looked_at.add(best)
@@ -125,6 +135,17 @@ class OrderSearch:
             new = list(islice(dict.fromkeys(near), room // size))
             room -= size * len(new)
             self.add(new)
+
+    def _most_promising(self, looked_at: set[Order], turn: int) -> Order | None:
+        """The best order not looked at; of many devices the best of the next number of stages."""
+        best: dict[int, Order] = {}
+        for order, value in self.values.items():
+            known = best.get(len(order))
+            if order not in looked_at and (known is None or value < self.values[known]):
+                best[len(order)] = order
+        ranked = sorted(best.values(), key=lambda order: self.values[order])
+        lengths = LENGTHS if self.question.is_wide else 1
+        return ranked[turn % min(lengths, len(ranked))] if ranked else None
 
     def exactly(
         self, same: list[Order], places: Sequence[int]
@@ -163,6 +184,8 @@ class OrderSearch:
         yield self.least_order()
         yield ends
         numbers = [*range(1, SOME[0]), *SOME]
+        if question.is_wide:
+            numbers = [1, 2, 4, *(SOME[::2] if few else SOME)]
         for count in dict.fromkeys(min(number, len(inner)) for number in numbers if inner):
             for order in likely_orders(question.cost, by_speed[:count])[: 2 if few else None]:
                 if count <= MAX_STRAIGHT:
@@ -172,7 +195,8 @@ class OrderSearch:
 
     def _in_shapes(self, devices: Sequence[int]) -> Iterator[Order]:
         ways = [way for way in Allocation if way in self.question.allocations]
-        for shape in _shapes(len(devices)):
+        pieces = PIECES_OF_WIDE if self.question.is_wide else PIECES
+        for shape in _shapes(len(devices), pieces):
             for way in ways:
                 first, parts = 0, list[UnplacedGroup]()
                 for size in shape:
@@ -188,7 +212,8 @@ class OrderSearch:
         question, ends = self.question, self._ends
         used = [device for part in order for device in part.devices]
         spare = [device for device in question.devices if device not in used]
-        fastest = nsmallest(MAX_SPARE, spare, key=lambda d: (whole_seconds(question.cost, d), d))
+        most = len(used) if question.is_wide else MAX_SPARE
+        fastest = nsmallest(most, spare, key=lambda d: (whole_seconds(question.cost, d), d))
         places = _other_places(order, private=question.private)
         for one in chain(places, self._other_stages(order, fastest)):
             devices = {device for part in one for device in part.devices}
@@ -218,17 +243,17 @@ def _alone(device: int) -> UnplacedGroup:
     return UnplacedGroup((device,))
 
 
-def _shapes(count: int) -> Iterator[tuple[int, ...]]:
-    """Devices of each stage: all in one, all but a few, about as many in each."""
-    yield (count,)
+def _shapes(count: int, pieces: int) -> Iterator[tuple[int, ...]]:
+    """Devices of each stage: all ways to join equal pieces, and one or a few apart."""
+    pieces = min(count, pieces)
+    ends = [count * piece // pieces for piece in range(pieces + 1)]
+    for stages in range(1, pieces + 1):
+        for cuts in combinations(ends[1:-1], stages - 1):
+            yield tuple(end - first for first, end in pairwise((0, *cuts, count)))
     for few in (1, 2, 3):
         if count - few > 1:
             ones = (1,) * few
             yield from ((count - few, *ones), (*ones, count - few))
-    for parts in (2, 3, 4):
-        if count >= 2 * parts:
-            ends = [count * p // parts for p in range(parts + 1)]
-            yield tuple(ends[p + 1] - ends[p] for p in range(parts))
 
 
 def _other_places(order: Order, *, private: bool) -> Iterator[Order]:

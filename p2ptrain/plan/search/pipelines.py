@@ -23,7 +23,7 @@ from p2ptrain.plan.search.structure_moves import taking_in
 from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
-MIN_TASKS, PAIR_TASKS, MAX_TASKS = 100_000, 100, 2_500_000
+MIN_TASKS, PAIR_TASKS, MAX_TASKS = 100_000, 100, 700_000
 """The budget grows with the pairs of devices, up to a limit: about 1 s for 64 of them."""
 
 STARTS_SHARE = 0.5
@@ -41,8 +41,12 @@ PROMISING, PROMISING_OF_SMALL = 2, 3
 LOOKS, MOST_ELEMENTS = 16, 60_000_000
 """Orders whose neighbours are looked at, and how much that may cost (`look_around`)."""
 
-KEPT, KEPT_OF_EACH = 12, 1
-"""Orders of which drafts are made: the best, and so many of each number of devices."""
+LOOKS_OF_WIDE, MOST_OF_WIDE = 8, 20_000_000
+"""The same of many devices."""
+
+KEPT, KEPT_OF_EACH, KEPT_OF_LENGTH = 12, 1, 3
+"""Orders of which drafts are made: the best, and so many of each number of devices or, of many
+devices, of stages."""
 
 CLIMBED = 6
 """Starts that are improved."""
@@ -51,7 +55,7 @@ MAX_SMALL = 100
 """Devices times units up to which a search is small."""
 
 FEW = 4
-"""Changes looked at for each device left out once the budget is used up."""
+"""Changes looked at for each device left out of many, or once the budget is used up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +81,9 @@ class PipelineSearch:
         self.judge.budget_tasks = self._budget_tasks()
         starts = self._starts(best)
         left = self.judge.budget_tasks
+        if self.question.is_wide:  # annealing judges fewer changes than a climb
+            self.judge.budget_tasks = min(left, int(MIN_TASKS * self.question.effort))
+            return starts[0] if starts else None
         climbed_starts = max(1, round(CLIMBED * self.question.effort))
         for i, start in enumerate(starts[:climbed_starts]):
             reserve = int(left * (1 - (i + 1) / climbed_starts))
@@ -104,7 +111,8 @@ class PipelineSearch:
 
     def _changed_to_use(self, device: int, draft: Draft) -> Iterator[Draft]:
         changes = taking_in(draft, device, self.question)
-        for borders, stages in islice(changes, FEW if self.judge.exhausted else None):
+        few = self.judge.exhausted or self.question.is_wide
+        for borders, stages in islice(changes, FEW if few else None):
             yield from self.drafter.drafts(draft.split, borders, stages)
 
     def _starts(self, best: Judged | None) -> list[Judged]:
@@ -133,22 +141,35 @@ class PipelineSearch:
             return searches
         for search in searches:
             search.add(search.starts(few=True))
-        searches.sort(key=lambda search: min(search.values.values(), default=inf))
+        searches.sort(key=self._first_seconds if self.question.is_wide else OrderSearch.least_value)
         return searches[:most]
+
+    def _first_seconds(self, search: OrderSearch) -> float:
+        """Of a round of the best order so far."""
+        drafts = list(self._drafts(search, search.ranked()[:1]))
+        return self.judge.seconds(min(drafts, key=self.judge.bound)) if drafts else inf
 
     def _ordered(self, search: OrderSearch) -> Iterator[Draft]:
         """Drafts of the best orders, and of the best straight ones."""
         search.add(search.starts())
         searches = [search, search.straight()] if self.question.groups else [search]
         for one in searches:
-            one.look_around(LOOKS, int(MOST_ELEMENTS * self.question.effort))
-            for same in by_length(_various(one)):
-                _, borders = search.exactly(same, search.places)
-                for order, rows in zip(same, borders, strict=True):
-                    split = self._window(search.split, order)
-                    for row in dict.fromkeys(map(tuple, rows)):
-                        if all(first < end for first, end in pairwise(row)):
-                            yield from self.drafter.drafts(split, row, order)
+            if self.question.is_wide:
+                yield from self._drafts(search, _various(one))
+                one.look_around(LOOKS_OF_WIDE, int(MOST_OF_WIDE * self.question.effort))
+            else:
+                one.look_around(LOOKS, int(MOST_ELEMENTS * self.question.effort))
+            yield from self._drafts(search, _various(one))
+
+    def _drafts(self, search: OrderSearch, orders: Sequence[Order]) -> Iterator[Draft]:
+        """With their best cuts."""
+        for same in by_length(orders):
+            _, borders = search.exactly(same, search.places)
+            for order, rows in zip(same, borders, strict=True):
+                split = self._window(search.split, order)
+                for row in dict.fromkeys(map(tuple, rows)):
+                    if all(first < end for first, end in pairwise(row)):
+                        yield from self.drafter.drafts(split, row, order)
 
     def _window(self, split: BatchSplit, order: Order) -> BatchSplit:
         if self.judge.cost.mode is PlanMode.SYNC:
@@ -166,13 +187,14 @@ class PipelineSearch:
 
 
 def _various(search: OrderSearch) -> list[Order]:
-    """The best orders, and the best ones of each number of devices."""
+    """The best orders, and the best ones of each number of devices, or of stages."""
     ranked = [order for order in search.ranked() if isfinite(search.values[order])]
+    wide = search.question.is_wide
     chosen, counts = dict.fromkeys(ranked[:KEPT]), dict[int, int]()
     for order in ranked:
-        devices = len({device for part in order for device in part.devices})
-        counts[devices] = counts.get(devices, 0) + 1
-        if counts[devices] <= KEPT_OF_EACH:
+        size = len(order) if wide else len({device for part in order for device in part.devices})
+        counts[size] = counts.get(size, 0) + 1
+        if counts[size] <= (KEPT_OF_LENGTH if wide else KEPT_OF_EACH):
             chosen[order] = None
     return list(chosen)
 

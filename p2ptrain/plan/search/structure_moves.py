@@ -18,6 +18,14 @@ STEPS = (1, 2, 4, 8)
 """How many units a border moves at once."""
 
 
+MAX_SPARE = 8
+"""Devices not used, the fastest, each of which a change may bring in."""
+
+FEW = 4
+"""Up to so many devices of a group change one by one; of more, those at its ends do together."""
+
+Devices: TypeAlias = tuple[int, ...]
+
 Stage: TypeAlias = StageGroup | UnplacedGroup
 
 Layout: TypeAlias = tuple[tuple[int, ...], tuple[Stage, ...]]
@@ -65,15 +73,31 @@ def regrouped(draft: Draft, spare: Sequence[int], question: Question) -> Iterato
     yield from _swapped(draft, free)
     yield from _dropped(draft, free)
     yield from _split(draft, free)
-    for device in spare:
-        yield from _taken_in(draft, free, device, question)
+    for device in spare[:MAX_SPARE]:
+        yield from _taken_in(draft, free, (device,), question)
+    size = 2
+    while question.groups and len(draft.devices) > FEW and size <= len(spare):
+        yield from _taken_in(draft, free, tuple(spare[:size]), question)
+        size *= 2
+
+
+def _handfuls(devices: Devices) -> Iterator[Devices]:
+    """What may leave a group together: each one of a few; of many the first or the last few."""
+    if len(devices) <= FEW:
+        yield from ((device,) for device in devices)
+        return
+    size = 1
+    while size < len(devices):
+        yield devices[:size]
+        yield devices[-size:]
+        size *= 2
 
 
 def taking_in(draft: Draft, device: int, question: Question) -> Iterator[Layout]:
     """Only those changes that give `device`, which the draft does not use, a part."""
     free = [p for p in range(len(draft.groups)) if p not in question.pinned(len(draft.groups))]
     if free:
-        yield from _obeying(_taken_in(draft, free, device, question), question)
+        yield from _obeying(_taken_in(draft, free, (device,), question), question)
 
 
 def _kind(devices: Sequence[int], *, deals: bool) -> UnplacedGroup:
@@ -136,30 +160,38 @@ def _merged(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
 
 
 def _moved_devices(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
-    """One device joins another group."""
+    """One device joins another group; several join the one before or behind."""
     for p in free:
-        for device in draft.groups[p].devices:
-            left = [other for other in draft.groups[p].devices if other != device]
+        devices = draft.groups[p].devices
+        for moved in _handfuls(devices):
+            left = _without(devices, moved)
             for q in free:
-                if q != p:
-                    joined = (*draft.groups[q].devices, device)
+                if q != p and (len(devices) <= FEW or abs(p - q) == 1):
+                    other = draft.groups[q].devices
+                    joined = (*other, *moved) if q < p or len(devices) <= FEW else (*moved, *other)
                     yield _replaced(draft, {p: left, q: joined})
 
 
+def _without(devices: Devices, gone: Devices) -> Devices:
+    return tuple(device for device in devices if device not in gone)
+
+
 def _swapped(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
+    groups = [group.devices for group in draft.groups]
+    ones = [[few[0] for few in _handfuls(devices) if len(few) == 1] for devices in groups]
     for p in free:
         for q in free:
             if p < q:
-                for one in draft.groups[p].devices:
-                    for other in draft.groups[q].devices:
+                for one in ones[p]:
+                    for other in ones[q]:
                         yield _replaced(
                             draft,
                             {
-                                p: [other if d == one else d for d in draft.groups[p].devices],
-                                q: [one if d == other else d for d in draft.groups[q].devices],
+                                p: [other if d == one else d for d in groups[p]],
+                                q: [one if d == other else d for d in groups[q]],
                             },
                         )
-                if len(draft.groups[p].devices) + len(draft.groups[q].devices) > 2:
+                if len(groups[p]) + len(groups[q]) > 2:
                     stages: list[Stage] = list(draft.groups)
                     stages[p], stages[q] = stages[q], stages[p]
                     yield draft.borders, tuple(stages)
@@ -169,9 +201,9 @@ def _dropped(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
     if len(draft.devices) == 1:
         return
     for p in free:
-        group = draft.groups[p]
-        for device in group.devices:
-            left = [other for other in group.devices if other != device]
+        devices = draft.groups[p].devices
+        for gone in _handfuls(devices):
+            left = _without(devices, gone)
             if left:
                 yield _replaced(draft, {p: left})
                 continue
@@ -181,43 +213,44 @@ def _dropped(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
 
 
 def _split(draft: Draft, free: Sequence[int]) -> Iterator[Layout]:
-    """One device of a group gets a stage of its own, before or behind the others."""
+    """Some of a group get a stage of their own, before or behind the others."""
     for p in free:
         group, (first, end) = draft.groups[p], draft.units[p]
         if len(group.devices) == 1 or end - first < 2:
             continue
-        for device in group.devices:
-            others = _kind([other for other in group.devices if other != device], deals=group.deals)
-            share = max(1, round((end - first) / len(group.devices)))
-            for cut, pair in (
-                (first + share, (_kind((device,), deals=False), others)),
-                (end - share, (others, _kind((device,), deals=False))),
-            ):
+        for few in _handfuls(group.devices):
+            own = _kind(few, deals=group.deals)
+            others = _kind(_without(group.devices, few), deals=group.deals)
+            share = max(1, round((end - first) * len(few) / len(group.devices)))
+            for cut, pair in ((first + share, (own, others)), (end - share, (others, own))):
                 borders = (*draft.borders[: p + 1], cut, *draft.borders[p + 1 :])
                 yield borders, (*draft.groups[:p], *pair, *draft.groups[p + 1 :])
 
 
 def _taken_in(
-    draft: Draft, free: Sequence[int], device: int, question: Question
+    draft: Draft, free: Sequence[int], new: Devices, question: Question
 ) -> Iterator[Layout]:
-    """A new device replaces one, joins a group, or gets a stage of its own."""
+    """New devices replace as many, join a group, or get a stage of their own."""
     for p in free:
         group = draft.groups[p]
-        for one in group.devices:
-            yield _replaced(draft, {p: [device if d == one else d for d in group.devices]})
+        for old in _handfuls(group.devices):
+            if len(old) == len(new):
+                place, others = group.devices.index(old[0]), _without(group.devices, old)
+                yield _replaced(draft, {p: (*others[:place], *new, *others[place:])})
         if question.groups:
-            joined = (*group.devices, device)
+            joined = (*group.devices, *new)
             for deals in sorted({group.deals, False}):
                 stage = _kind(joined, deals=deals)
                 yield draft.borders, (*draft.groups[:p], stage, *draft.groups[p + 1 :])
-    yield from _added(draft, device, question)
+    yield from _added(draft, new, question)
 
 
-def _added(draft: Draft, device: int, question: Question) -> Iterator[Layout]:
+def _added(draft: Draft, new: Devices, question: Question) -> Iterator[Layout]:
     """Half of a stage's units, or one of them, before or behind the rest of it."""
-    pinned, own = question.pinned(len(draft.groups)), _kind((device,), deals=False)
+    pinned = question.pinned(len(draft.groups))
     for p, (first, end) in enumerate(draft.units):
         group, middle = draft.groups[p], (first + end) // 2
+        own = _kind(new, deals=group.deals)
         for cut in sorted({middle, end - 1} - {first, end}):
             if p + 1 not in pinned or p + 1 < len(draft.groups):
                 borders = (*draft.borders[: p + 1], cut, *draft.borders[p + 1 :])

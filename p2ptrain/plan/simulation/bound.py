@@ -29,12 +29,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, device_loads, task_seconds
 from p2ptrain.plan.simulation.allreduce import sent_in
 from p2ptrain.plan.types.allocation import deal, max_in_window
+from p2ptrain.plan.types.request import PlanMode
 
 
 class InterfaceLoads:
@@ -70,22 +71,35 @@ class InterfaceLoads:
             self.down[down] += seconds
 
 
+class DraftBounds:
+    """Bounds of drafts one after the other; those that differ in their depths alone share work."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self._cost = cost
+        self._last: tuple[Draft, _RoundBound] | None = None
+
+    def of(self, draft: Draft) -> float:
+        """Seconds that its round takes at least; asynchronously a mini-batch, once it is full."""
+        shallow = replace(draft, warmup=())
+        if self._last is None or self._last[0] != shallow:
+            self._last = shallow, _RoundBound(self._cost, draft)
+        chains = self._last[1]
+        if self._cost.mode is PlanMode.ASYNC:
+            return chains.steady(draft)
+        if self._cost.overlap is None:
+            return chains.longest(draft)
+        busiest = _busiest_seconds(self._cost, draft)
+        return max(busiest, chains.longest(draft)) if draft.is_straight else busiest
+
+
 def lower_bound(cost: CostModel, draft: Draft) -> float:
-    """Seconds that a round of `draft` takes at least."""
-    if cost.overlap is None:
-        return _RoundBound(cost, draft).longest()
-    busiest = _busiest_seconds(cost, draft)
-    return max(busiest, _RoundBound(cost, draft).longest()) if draft.is_straight else busiest
+    """Seconds that a round of `draft` takes at least; asynchronously of a mini-batch."""
+    return DraftBounds(cost).of(draft)
 
 
 def round_interfaces(cost: CostModel, draft: Draft) -> InterfaceLoads:
     """All that is sent in a round but sums of gradients."""
     return _RoundBound(cost, draft).interfaces
-
-
-def steady_bound(cost: CostModel, draft: Draft) -> float:
-    """Seconds that a mini-batch of `draft` takes at least, once the pipeline is full."""
-    return _RoundBound(cost, draft).steady()
 
 
 def mini_batches_each(group: StageGroup) -> int:
@@ -227,8 +241,9 @@ class _RoundBound:
         )
         return full, last
 
-    def longest(self) -> float:
-        """The longest chain."""
+    def longest(self, draft: Draft) -> float:
+        """The longest chain, of this draft or one with other depths."""
+        self.draft = draft
         self._drain()
         self._trips()
         longest = max(
@@ -242,8 +257,9 @@ class _RoundBound:
         feeds = [self._feed_chain(lane) for lane in self.stages[0]]
         return max(longest, *feeds, self.interfaces.longest, self._ends_load())
 
-    def steady(self) -> float:
-        """The slowest pace, per mini-batch."""
+    def steady(self, draft: Draft) -> float:
+        """The slowest pace, per mini-batch, of this draft or one with other depths."""
+        self.draft = draft
         self._trips()
         loads = device_loads(self.cost, self.draft)
         paces = [max(*loads.values(), self.interfaces.longest) / self.count]

@@ -158,13 +158,14 @@ class Engine:
     reduced: dict[int, tuple[float, float]] = field(default_factory=dict)
     updated: dict[int, tuple[float, float]] = field(default_factory=dict)
     _events: list[_Event] = field(default_factory=list)
-    _waiting: list[_Waiting] = field(default_factory=list)
+    _waiting: dict[int, list[_Waiting]] = field(default_factory=dict)  # by uplink
     _by_device: dict[int, list[Lane]] = field(default_factory=dict)
     _feeds: dict[int, Iterator[int]] = field(default_factory=dict)
     _busy: set[int] = field(default_factory=set)
     _busy_uplinks: set[int] = field(default_factory=set)
     _busy_downlinks: set[int] = field(default_factory=set)
     _count: int = 0
+    _has_new: bool = False
     _defers: bool = False
 
     @property
@@ -225,7 +226,7 @@ class Engine:
                 self._start_tasks(now, touched)
             if events and events[0][0] == now:
                 continue  # a task that takes no time ends before a transfer begins
-            if self._waiting and (freed or self._waiting[-1][0] == now):
+            if self._waiting and (freed or self._has_new):
                 self._start_transfers(now)
             freed = False
         return now
@@ -243,7 +244,11 @@ class Engine:
         """The holder sends the lane's next piece, if there is one."""
         task = next(self._feeds[lane.number], None)
         if task is not None:
-            insort(self._waiting, (now, FEED, lane.number, task, feed[task]))
+            self._wait((now, FEED, lane.number, task, feed[task]))
+
+    def _wait(self, transfer: _Waiting) -> None:
+        insort(self._waiting.setdefault(transfer[4].uplink, []), transfer)
+        self._has_new = True
 
     def _task_done(self, now: float, lane: Lane, task: int, touched: list[int]) -> None:
         lane.ends.append(now)
@@ -255,7 +260,7 @@ class Engine:
             if route.uplink == route.downlink:
                 self.lanes[route.receiver].missing[task] -= 1
             else:
-                insort(self._waiting, (now, lane.number, route.receiver, task, route))
+                self._wait((now, lane.number, route.receiver, task, route))
 
     def _weights_done(self, now: float, lane: Lane, micro_batch: int, touched: list[int]) -> None:
         if lane.deferred is not None:
@@ -307,16 +312,26 @@ class Engine:
         return next(backward, ready[0] if ready else lanes[0])
 
     def _start_transfers(self, now: float) -> None:
-        kept: list[_Waiting] = []
-        for waiting in self._waiting:
+        self._has_new = False
+        busy_uplinks, busy_downlinks = self._busy_uplinks, self._busy_downlinks
+        possible = [
+            transfer
+            for uplink, transfers in self._waiting.items()
+            if uplink not in busy_uplinks
+            for transfer in transfers
+            if transfer[4].downlink not in busy_downlinks
+        ]
+        for waiting in sorted(possible):
             route = waiting[4]
-            if route.uplink in self._busy_uplinks or route.downlink in self._busy_downlinks:
-                kept.append(waiting)
+            if route.uplink in busy_uplinks or route.downlink in busy_downlinks:
                 continue
+            self._waiting[route.uplink].remove(waiting)
+            if not self._waiting[route.uplink]:
+                del self._waiting[route.uplink]
             task = waiting[3]
             free = now + route.seconds
-            self._busy_uplinks.add(route.uplink)
-            self._busy_downlinks.add(route.downlink)
+            busy_uplinks.add(route.uplink)
+            busy_downlinks.add(route.downlink)
             self._count += 2
             if route.latency_s:
                 heappush(self._events, (free, self._count, _FREED, task, route))
@@ -327,4 +342,3 @@ class Engine:
                 heappush(self._events, (free, self._count, _LANDED, task, route))
             if self.record:
                 self.spans.append(LaneSpan(route.receiver, task >> 1, now, end, route=route))
-        self._waiting = kept

@@ -22,7 +22,6 @@ before the turn are sent at the end, and the next round's forward waits for them
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from heapq import heappush
@@ -234,7 +233,7 @@ class SteadyEngine(Engine):
         if route.uplink == route.downlink:
             self.lanes[route.receiver].missing[wakes] -= 1
         else:
-            insort(self._waiting, (now, lane.number, route.receiver, wakes, route))
+            self._wait((now, lane.number, route.receiver, wakes, route))
 
     def _start_weights(self, now: float, lanes: Sequence[Lane]) -> None:
         tail = self.tails.get(lanes[0].number) if len(lanes) == 1 else None

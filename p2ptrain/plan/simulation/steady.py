@@ -26,7 +26,7 @@ from itertools import accumulate
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft
-from p2ptrain.plan.simulation.bound import mini_batches_each, steady_bound
+from p2ptrain.plan.simulation.bound import lower_bound, mini_batches_each
 from p2ptrain.plan.simulation.engine import Engine
 from p2ptrain.plan.simulation.lanes import build_engine
 from p2ptrain.plan.types.allocation import BatchSplit
@@ -82,7 +82,7 @@ def run_steadily(cost: CostModel, draft: Draft, *, record: bool = False) -> Stea
     done = list(accumulate(_completions(engine, 0, count), max))
     pace = (done[last] - done[first]) / (last - first)
     return Steady(
-        seconds=max(pace, steady_bound(cost, draft)),
+        seconds=max(pace, lower_bound(cost, draft)),
         window=(done[first], done[last]),
         engine=engine,
         exchanges=tuple(_exchanges(cost, draft, engine, count)) if record else (),
