@@ -147,12 +147,9 @@ class TrainOptions:
             )
         if self.wait_for is None or self.wait_for < 1:
             raise OptionError("wait_for counts this device too: give 1 or more")
-        if self.steps is not None and self.steps < 1:
-            raise OptionError("steps must be 1 or more")
-        if self.checkpoint_every is not None and self.checkpoint_every < 1:
-            raise OptionError("checkpoint_every must be 1 or more")
-        if self.whole_copies is not None and self.whole_copies < 1:
-            raise OptionError("whole_copies must be 1 or more")
+        for name in ("steps", "checkpoint_every", "whole_copies"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise OptionError(f"{name} must be 1 or more")
         if self.whole_copies is not None and not self.replicas:
             raise OptionError("whole_copies are made of the copies that replicas are")
         if self.mode == "auto" and self.asynchrony == AsyncOptions(Weights.UNSTASHED):
