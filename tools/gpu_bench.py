@@ -1,12 +1,14 @@
-"""One accelerator: a step of plain torch beside ours, a processor beside it, and its copies.
+"""One accelerator: what it computes wrong, its copies, our step beside plain torch's, and a member.
 
 python -m tools.gpu_bench --device cuda           # two minutes at most
 python -m tools.gpu_bench --device cpu --small    # that it runs, without one
 
+Each figure is printed when it is there:
+
 plain      plain torch with its own settings
 exact      plain torch with ours: no TF32, deterministic algorithms
 ours       p2ptrain on this device alone, the same batches, one micro-batch each
-household  a member beside it that computes on its processor; who has a part is said behind
+beside     a member that computes on its processor; who has a part is said behind
 """
 
 from __future__ import annotations
@@ -18,15 +20,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import monotonic, perf_counter
 
 import torch
 
 import p2ptrain
+from p2ptrain.devices.check import check_device
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.devices.probes import make_accelerator
 from p2ptrain.devices.processor import HOST
@@ -48,28 +51,13 @@ IN_A_ROW = 8
 """Products: what one needs is copied while the one before is computed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Milliseconds of a step, of one model; None where there was no time for it."""
-
-    name: str
-    plain: float
-    exact: float
-    ours: float
-    household: float | None
-    used: str
-
-    def __str__(self) -> str:
-        household = "-" if self.household is None else f"{self.household:9.2f}"
-        return (
-            f"{self.name:12} {self.plain:9.2f} {self.exact:9.2f} {self.ours:9.2f} "
-            f"{self.exact / self.ours:10.3f} {household:>9}  {self.used}"
-        )
+HEADER = f"{'ms a step':12} {'plain':>9} {'exact':>9} {'ours':>9} {'exact/ours':>10}"
 
 
-HEADER = (
-    f"{'ms a step':12} {'plain':>9} {'exact':>9} {'ours':>9} {'exact/ours':>10} {'household':>9}"
-)
+def row(name: str, plain: float, exact: float, ours: float) -> str:
+    """As `HEADER`, of seconds."""
+    times = " ".join(f"{1e3 * seconds:9.2f}" for seconds in (plain, exact, ours))
+    return f"{name:12} {times} {exact / ours:10.3f}"
 
 
 def plain_step_seconds(workload: Workload, device: ComputeDevice, steps: int) -> float:
@@ -109,9 +97,8 @@ def _collecting(taken: list[float], plans: list[Plan] | None = None) -> Callable
 
 async def in_household(
     chosen: Sequence[Workload], device: str, steps: int, folder: Path, until: float
-) -> dict[str, tuple[float, str]]:
+) -> AsyncIterator[tuple[Workload, float, str]]:
     """Seconds of a step, and who has a part, of as many as there is time for."""
-    found: dict[str, tuple[float, str]] = {}
     network = {"code": CODE, "interfaces": ["127.0.0.1"], "device": device}
     with _member(folder / "helper") as address:
         async with p2ptrain.Node(
@@ -119,7 +106,7 @@ async def in_household(
         ) as node:
             for workload in chosen:
                 if monotonic() > until:
-                    break
+                    return
                 taken: list[float] = []
                 plans: list[Plan] = []
                 run = await node.train(workload.job(steps), wait_for=2)
@@ -127,8 +114,7 @@ async def in_household(
                 async for event in run:
                     listen(event)
                 await run.result()
-                found[workload.name] = statistics.median(taken[SKIPPED_STEPS:]), _used(plans[-1])
-    return found
+                yield workload, statistics.median(taken[SKIPPED_STEPS:]), _used(plans[-1])
 
 
 def _used(plan: Plan) -> str:
@@ -206,31 +192,54 @@ def _seconds(device: ComputeDevice, run: Callable[[], object], times: int = 1) -
     return statistics.median(taken[2:])
 
 
-def measure(device: str, *, small: bool, steps: int, seconds: float, household: bool) -> None:
-    """Print everything."""
-    until = monotonic() + seconds
-    device = f"{device}:0" if device in ("cuda", "xpu") else device
-    computes = HOST if device == "cpu" else make_accelerator(device)
-    print(f"{computes.title} ({computes.kind}), torch {torch.__version__}")
-    chosen = workloads(small=small)
-    plain = [plain_step_seconds(workload, computes, steps) for workload in chosen]
-    computes.prepare_thread()
-    exact = [plain_step_seconds(workload, computes, steps) for workload in chosen]
-    for line in copies(computes):
-        print(line)
-    computes.release_cached()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        ours = [our_step_seconds(w, device, steps, Path(folder) / "alone") for w in chosen]
-        others: dict[str, tuple[float, str]] = {}
-        if household:
-            running = in_household(chosen, device, steps, Path(folder), until - 0.4 * seconds)
-            others = asyncio.run(running)
-    print(HEADER)
-    for workload, *taken in zip(chosen, plain, exact, ours, strict=True):
-        beside = others.get(workload.name)
-        used = "no time left" if beside is None and household else (beside or (0, ""))[1]
-        beside_ms = None if beside is None else 1e3 * beside[0]
-        print(Row(workload.name, *(1e3 * one for one in taken), beside_ms, used))
+def checked(device: ComputeDevice) -> Iterator[str]:
+    """Each kind of computation: the largest difference from the processor's, or what is wrong."""
+    report = check_device(device)
+    for kind in {**report.largest, **report.failures}:
+        off = f"{report.largest.get(kind, 0.0):.1e}"
+        again = ", other bits now and then" if kind in report.unrepeatable else ""
+        yield f"{kind:28} {report.failures.get(kind, off)}{again}"
+    yield f"{report.speedup:.1f} times as fast as the processor"
+
+
+def measure(
+    device: ComputeDevice,
+    chosen: Sequence[Workload],
+    steps: int,
+    ours: Callable[[Workload], float],
+    show: Callable[[str], None],
+) -> list[float]:
+    """Of the device alone; the seconds of our steps."""
+    show(f"{device.title} ({device.kind}), torch {torch.__version__}")
+    plain = [plain_step_seconds(workload, device, steps) for workload in chosen]
+    for line in () if device.is_host else checked(device):
+        show(line)
+    device.prepare_thread()
+    for line in copies(device):
+        show(line)
+    show(HEADER)
+    found = []
+    for workload, plain_seconds in zip(chosen, plain, strict=True):
+        exact_seconds = plain_step_seconds(workload, device, steps)
+        device.release_cached()
+        found.append(ours(workload))
+        show(row(workload.name, plain_seconds, exact_seconds, found[-1]))
+    return found
+
+
+async def measure_beside(
+    chosen: Sequence[Workload],
+    alone: Sequence[float],
+    members: AsyncIterator[tuple[Workload, float, str]],
+    show: Callable[[str], None],
+) -> None:
+    """A member beside it."""
+    left = {workload.name: seconds for workload, seconds in zip(chosen, alone, strict=True)}
+    async for workload, seconds, used in members:
+        gain = left.pop(workload.name) / seconds
+        show(f"{workload.name:12} {1e3 * seconds:9.2f} beside, {gain:.2f} times as fast: {used}")
+    for name in left:
+        show(f"{name:12} no time left")
 
 
 def main() -> None:
@@ -242,14 +251,19 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=110.0, help="for everything")
     parser.add_argument("--alone", action="store_true", help="without a member beside it")
     asked = parser.parse_args()
+    until, steps = monotonic() + asked.seconds, max(asked.steps, SKIPPED_STEPS + 1)
+    name = f"{asked.device}:0" if asked.device in ("cuda", "xpu") else asked.device
+    chosen = workloads(small=asked.small)
+    show = partial(print, flush=True)
     try:
-        measure(
-            asked.device,
-            small=asked.small,
-            steps=max(asked.steps, SKIPPED_STEPS + 1),
-            seconds=asked.seconds,
-            household=not asked.alone,
-        )
+        device = HOST if name == HOST.name else make_accelerator(name)
+        with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as made:
+            folder = Path(made)
+            ours = partial(our_step_seconds, device=name, steps=steps, folder=folder / "alone")
+            alone = measure(device, chosen, steps, ours, show)
+            if not asked.alone:
+                members = in_household(chosen, name, steps, folder, until - 0.4 * asked.seconds)
+                asyncio.run(measure_beside(chosen, alone, members, show))
     except Error as error:
         sys.exit(f"gpu_bench: {error}")
 
