@@ -30,7 +30,6 @@ from p2ptrain.devices.request import MACHINE_VARIABLE
 from p2ptrain.events import Event, Pairing, Ready
 from p2ptrain.manners.settings import Manners
 from p2ptrain.mesh.identity.state_folder import StateFolder
-from p2ptrain.mesh.trust.trust_store import is_paired
 
 LEAVE_SECONDS = 30.0
 """For a child to move its work away."""
@@ -117,6 +116,8 @@ class MoreMembers:
 
     async def _run(self, device: str, number: int, peer: str, invite: Callable[[], str]) -> int:
         """One child, until it ends; where this is cancelled it leaves."""
+        from p2ptrain.mesh.trust.trust_store import is_paired  # here: it loads cryptography
+
         own = Path(self._options["state_dir"])
         folder, code = own / f"device-{number}", self._options["code"]
         if code is None and not is_paired(StateFolder(folder)):
