@@ -28,9 +28,9 @@ from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.errors import ScriptError, TrainingError, note_callback
 from p2ptrain.events import Done, Eval, Event, PlanDevice, PlanStage
-from p2ptrain.holder.input.batch_counts import token_place
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch
 from p2ptrain.holder.input.metrics import MetricValues, check_measured, missing_loss
+from p2ptrain.holder.input.micro_batch_weights import token_place
 from p2ptrain.holder.reports import rate, step_event
 from p2ptrain.holder.rounds.callback_runner import CallbackFailed, CallbackRunner
 from p2ptrain.holder.rounds.pause import JobPause

@@ -21,15 +21,15 @@ from torch import Tensor
 
 from p2ptrain.aio.tasks import run_in_background
 from p2ptrain.errors import ScriptError
-from p2ptrain.holder.input.batch_counts import (
+from p2ptrain.holder.input.batch_layout import NewSize
+from p2ptrain.holder.input.checked_dataset import Collated
+from p2ptrain.holder.input.micro_batch_weights import (
     Batch,
     BatchCount,
     MicroBatchWeights,
     Slices,
     weigh,
 )
-from p2ptrain.holder.input.batch_layout import NewSize
-from p2ptrain.holder.input.checked_dataset import Collated
 from p2ptrain.holder.input.mini_batches import (
     BatchSource,
     EvaluationSource,

@@ -23,11 +23,11 @@ from time import monotonic
 from torch import Tensor
 
 from p2ptrain.aio.tasks import run_in_background, task_scope
-from p2ptrain.holder.input.batch_counts import token_place
 from p2ptrain.holder.input.batch_layout import NewSize
 from p2ptrain.holder.input.data_watch import DataWatch
 from p2ptrain.holder.input.loader import FeedItem, LoadedMicroBatch, LongerThanPlanned
 from p2ptrain.holder.input.metrics import MetricValues, check_measured
+from p2ptrain.holder.input.micro_batch_weights import token_place
 from p2ptrain.holder.input.mini_batches import MiniBatch
 from p2ptrain.holder.planning.replan_watcher import ReplanWatcher
 from p2ptrain.holder.reports import JobReports

@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from p2ptrain.errors import CaptureError, ScriptError, UserError
-from p2ptrain.holder.input.batch_counts import Batch
 from p2ptrain.holder.input.batch_layout import ReadBatch
 from p2ptrain.holder.input.checked_dataset import Collated
+from p2ptrain.holder.input.micro_batch_weights import Batch
 from p2ptrain.holder.input.mini_batches import BatchSource, SampleReader, first_samples
 from p2ptrain.holder.input.open_data import OpenedEvaluation
 from p2ptrain.holder.start.micro_batch import COMPUTED_TOGETHER

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from p2ptrain.errors import ScriptError
-from p2ptrain.holder.input.batch_counts import (
+from p2ptrain.holder.input.micro_batch_weights import (
     Batch,
     BatchCount,
     NormalizerCount,

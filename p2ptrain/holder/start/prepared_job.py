@@ -11,9 +11,9 @@ from torch import Tensor
 
 from p2ptrain.errors import OptionError, ProtocolError
 from p2ptrain.holder.input import loader_memory
-from p2ptrain.holder.input.batch_counts import BatchCount, Slices
 from p2ptrain.holder.input.batch_layout import ReadBatch, SampleSizes
 from p2ptrain.holder.input.loader import MicroBatchLoader
+from p2ptrain.holder.input.micro_batch_weights import BatchCount, Slices
 from p2ptrain.holder.input.mini_batches import BatchSource, EvaluationSource
 from p2ptrain.holder.start.journal import FIRST_GENERATION
 from p2ptrain.holder.start.loss_count import NOWHERE, Across
