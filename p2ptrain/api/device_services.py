@@ -34,10 +34,9 @@ from p2ptrain.manners.condition import MemoryInUse
 from p2ptrain.mesh.identity.state_folder import StateFolder
 from p2ptrain.mesh.interface import Mesh
 from p2ptrain.messages.calls import MessageRoute
-from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
-from p2ptrain.process.host_process import use_threads
+from p2ptrain.process.host_process import MemoryCeiling, use_threads
 from p2ptrain.profiling.fitness import misfit
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings

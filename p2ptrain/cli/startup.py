@@ -14,7 +14,7 @@ free blocks beside them:
     | 4 MiB, free |piece, an autograd node's| 4 MiB, free |piece, cached| 4 MiB in use |
 
 So no free block fits the next 4 MiB (docs/decisions/004-a-heap-without-caches.md). The rest of the
-allocator is set by `process/allocator.py`.
+allocator is set by `process/host_process.py`.
 
 Torch's threads wait for each other asleep (`let_threads_sleep`).
 """

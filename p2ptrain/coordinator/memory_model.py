@@ -43,8 +43,7 @@ from p2ptrain.plan.types.memory_budgets import MemoryBudgets
 from p2ptrain.plan.types.plan import Plan, PlannedStage
 from p2ptrain.plan.types.profile import Profile, Unit
 from p2ptrain.plan.types.request import PlanMode
-from p2ptrain.process.allocator import APART_BYTES
-from p2ptrain.process.host_process import MMAP_THRESHOLD_BYTES
+from p2ptrain.process.host_process import APART_BYTES, MMAP_THRESHOLD_BYTES
 from p2ptrain.process.memory_budget import PROCESS_BYTES
 from p2ptrain.recovery.rebuild_plan import replay_log_bytes
 from p2ptrain.recovery.recovery_settings import HOME

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol, TypeAlias, TypeVar
 
-from p2ptrain.process.allocator import HeapCreep, beside_the_heap
+from p2ptrain.process.host_process import HeapCreep, beside_the_heap
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version

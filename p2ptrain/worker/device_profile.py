@@ -45,9 +45,9 @@ from p2ptrain.model.stage.random_operators import check_default_type
 from p2ptrain.net.fields import limited, part_of
 from p2ptrain.net.message import Message, Priority
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY, MemoryBudgets
-from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box
 from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.process.host_process import MemoryCeiling
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.profiling.fitness import Judge, fit_for_all, names_of_operators
 from p2ptrain.profiling.measure_units import work_on

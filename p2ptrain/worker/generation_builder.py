@@ -33,7 +33,7 @@ from p2ptrain.model.stage.optimizer_spec import (
 from p2ptrain.model.stage.result_sizes import stage_needs
 from p2ptrain.plan.types.allocation import Allocation, sample_ranges
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
-from p2ptrain.process.allocator import trim_heap
+from p2ptrain.process.host_process import trim_heap
 from p2ptrain.process.memory_budget import is_out_of_memory
 from p2ptrain.recovery.cores.worker_core import WorkerCore
 from p2ptrain.recovery.fetch_plan import Fetch

@@ -13,8 +13,8 @@ from dataclasses import replace
 from p2ptrain.devices.interface import ComputeDevice
 from p2ptrain.manners.condition import MemoryInUse
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
-from p2ptrain.process.allocator import MemoryCeiling, trim_heap
 from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.process.host_process import MemoryCeiling, trim_heap
 from p2ptrain.process.memory_budget import (
     USABLE_SHARE,
     anonymous_bytes,

@@ -35,7 +35,7 @@ from p2ptrain.messages.round_orders import (
     StageKey,
 )
 from p2ptrain.net.message import Message
-from p2ptrain.process.allocator import trim_heap
+from p2ptrain.process.host_process import trim_heap
 from p2ptrain.process.memory_budget import is_of_host, is_out_of_memory
 from p2ptrain.recovery.commit import Coefficient
 from p2ptrain.recovery.cores.worker_core import WorkerCore

@@ -23,7 +23,7 @@ from p2ptrain.holder.snapshots.checkpointer import split_state
 from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.callbacks import SaveBest, TrainedState, WantedState
 from p2ptrain.model.stage.optimizer import AVERAGE
-from p2ptrain.process.allocator import trim_heap
+from p2ptrain.process.host_process import trim_heap
 from p2ptrain.process.memory_budget import usable_memory_bytes
 from p2ptrain.recovery.version import Version
 from p2ptrain.state.checkpoint_files import Checkpoint, CheckpointProgress, save

@@ -160,31 +160,31 @@ def _export_as_eager(
     """
     scored.as_eager = True
     try:
-        return _export(scored, scored, inputs, targets)
+        return _export(scored, inputs, targets)
     except Exception:  # the other way is for whatever cannot be exported this way
         scored.as_eager = False
-        return _export(scored, scored, inputs, targets)
+        return _export(scored, inputs, targets)
 
 
 def _export(
-    scored: ScoredModule, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
+    scored: ScoredModule, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
-    """Export `module`, of which `scored` is a part, for all batches of a size that it takes."""
+    """Export `scored` for all batches of a size that it takes."""
     scored.undefined = frozenset()
     for _ in range(_MAX_GUESSES):
         try:
-            return _export_within(scored, module, inputs, targets)
+            return _export_within(scored, inputs, targets)
         except DifferentiatesError:
             scored.differentiates = True
         except UndefinedGradientsError as error:
             scored.undefined = error.places
         except KeptBuffersError as error:
             scored.copied |= error.paths
-    return _export_within(scored, module, inputs, targets)
+    return _export_within(scored, inputs, targets)
 
 
 def _export_within(
-    scored: ScoredModule, module: nn.Module, inputs: list[Tensor], targets: list[Tensor]
+    scored: ScoredModule, inputs: list[Tensor], targets: list[Tensor]
 ) -> torch.export.ExportedProgram:
     leaves = range(len(inputs) + len(targets))
     bounds: Bounds = (0, None)
@@ -192,14 +192,14 @@ def _export_within(
     for _ in range(_MAX_BOUNDS):
         try:
             with _put_back(scored):
-                return _trace(module, inputs, targets, bounds, dynamic)
+                return _trace(scored, inputs, targets, bounds, dynamic)
         except Exception as error:
             wanted = next_bounds(error, bounds)
             if wanted is None:
                 raise
             bounds = wanted
     with _put_back(scored):
-        return _trace(module, inputs, targets, bounds, dynamic)
+        return _trace(scored, inputs, targets, bounds, dynamic)
 
 
 def _trace(

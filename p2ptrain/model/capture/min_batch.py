@@ -26,17 +26,8 @@ from torch._subclasses.fake_tensor import (
 
 from p2ptrain.model.capture.translated import Translated
 from p2ptrain.model.capture.trial_runs import silence_torch_logs
-from p2ptrain.model.graph.nodes import (
-    Argument,
-    GraphNode,
-    InputRef,
-    NodeRef,
-    Reference,
-    StateRef,
-    TargetRef,
-)
-from p2ptrain.model.graph.operators import resolve
-from p2ptrain.model.graph.values import Polynomial
+from p2ptrain.model.graph.nodes import GraphNode, InputRef, Reference, TargetRef
+from p2ptrain.model.stage.instructions import Registers, allocate, bind
 
 MAX_BATCH = 256
 """Samples up to which is searched: what needs more cannot be exported either."""
@@ -84,18 +75,17 @@ class _Trial:
 
     def __init__(self, graph: Translated, samples: int) -> None:
         self._graph = graph
-        self._samples = samples
         self._sizes = (samples, *graph.batch.lengths)
-        self._leaves: dict[Reference, Tensor] = dict(self._entering())
 
     def agrees(self) -> bool:
         """Whether all shapes are the graph's; raises what operators raise."""
-        values: list[Any] = []
-        for node, traced in zip(self._graph.nodes, self._graph.traced, strict=True):
-            args = [self._argument(argument, values) for argument in node.args]
-            kwargs = {name: self._argument(argument, values) for name, argument in node.kwargs}
-            values.append(resolve(node.operator).call(*args, **kwargs))
-            if not self._has_shape(values[-1], traced.value):
+        entering = dict(self._entering())
+        places = allocate(self._graph.nodes, 0, entering)
+        registers: Registers = [entering.get(reference) for reference in places]
+        for index, node in enumerate(self._graph.nodes):
+            bound = bind(node, index, places, self._sizes, ())
+            bound.run(registers)
+            if not self._has_shape(registers[bound.result], self._graph.traced[index].value):
                 return False
         return True
 
@@ -114,18 +104,6 @@ class _Trial:
     def _size(self, size: int | torch.SymInt) -> int | None:
         polynomial = self._graph.batch.polynomial(size)
         return None if polynomial is None else polynomial(*self._sizes)
-
-    def _argument(self, argument: Argument, values: list[Any]) -> Any:
-        match argument:
-            case tuple():
-                return [self._argument(item, values) for item in argument]
-            case NodeRef():
-                return values[argument.index]
-            case InputRef() | TargetRef() | StateRef():
-                return self._leaves[argument]
-            case Polynomial():
-                return argument(*self._sizes)
-        return argument
 
     def _has_shape(self, value: Any, traced: Any) -> bool:
         """What is no tensor, and sizes that do not follow from the batch's, count as alike."""

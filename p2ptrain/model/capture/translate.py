@@ -42,7 +42,7 @@ from p2ptrain.model.graph.nodes import (
 from p2ptrain.model.graph.values import Polynomial
 from p2ptrain.model.tracing import autograd_functions
 from p2ptrain.model.tracing.autograd_graph import storages, written_storages
-from p2ptrain.model.tracing.opaque_operators import aten_name
+from p2ptrain.model.tracing.function_modes import aten_name
 
 StateNames: TypeAlias = Callable[[str, Tensor, bool], str]
 """(name in the exported program, tensor, whether it is written to) -> canonical name."""

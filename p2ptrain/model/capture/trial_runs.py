@@ -69,12 +69,7 @@ class TrialRuns:
 
     def failure(self, samples: int) -> Exception | None:
         """What so many samples raise; None where they do not."""
-        try:
-            with silence_torch_logs(), FakeTensorMode(allow_non_fake_inputs=True):
-                self._run(resized(self._inputs, samples), resized(self._targets, samples))
-        except Exception as error:  # whatever the user's code raises: it is looked at
-            return error
-        return None
+        return self._raised(samples, FakeTensorMode(allow_non_fake_inputs=True))
 
     def in_plain_torch(self) -> Exception | None:
         """What the samples raise with the numbers that they have, however many; None if not."""
@@ -82,14 +77,16 @@ class TrialRuns:
         for samples in (self._inputs[0].shape[0], _ODD[0]):
             if error is None:
                 break
-            error = self._real_failure(samples)
+            error = self._raised(samples, contextlib.nullcontext())
         return error
 
-    def _real_failure(self, samples: int) -> Exception | None:
+    def _raised(
+        self, samples: int, mode: contextlib.AbstractContextManager[object]
+    ) -> Exception | None:
         try:
-            with silence_torch_logs():
+            with silence_torch_logs(), mode:
                 self._run(resized(self._inputs, samples), resized(self._targets, samples))
-        except Exception as error:  # whatever the user's code raises: it is reported
+        except Exception as error:  # whatever the user's code raises: it is looked at
             return error
         return None
 

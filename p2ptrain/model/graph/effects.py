@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from p2ptrain.model.graph.nodes import (
     Argument,
@@ -87,18 +87,19 @@ def named_arguments(node: GraphNode) -> Iterator[tuple[str, Argument]]:
     yield from node.kwargs
 
 
+def memory_of(nodes: Iterable[GraphNode], start: int) -> dict[Reference, frozenset[Reference]]:
+    """Value of nodes numbered from `start` -> leaves, state and nodes whose memory it may be."""
+    memory: dict[Reference, frozenset[Reference]] = {}
+    for index, node in enumerate(nodes, start):
+        for reference in node.references():
+            memory.setdefault(reference, frozenset({reference}))
+        shared = frozenset[Reference]().union(*(memory[r] for r in aliased_references(node)))
+        memory[NodeRef(index)] = shared or frozenset({NodeRef(index)})
+    return memory
+
+
 def written_leaves(nodes: Sequence[GraphNode], start: int) -> frozenset[Reference]:
     """Leaves of the batch that some node writes to, directly or through a view."""
-    source: dict[Reference, set[Reference]] = {}
-    written: set[Reference] = set()
-
-    def leaves(reference: Reference) -> set[Reference]:
-        if isinstance(reference, InputRef | TargetRef):
-            return {reference}
-        return source.get(reference, set())
-
-    for index, node in enumerate(nodes, start):
-        for reference in mutated_references(node):
-            written |= leaves(reference)
-        source[NodeRef(index)] = set().union(*map(leaves, aliased_references(node)))
-    return frozenset(written)
+    memory = memory_of(nodes, start)
+    written = (memory[reference] for node in nodes for reference in mutated_references(node))
+    return frozenset(r for some in written for r in some if isinstance(r, InputRef | TargetRef))

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from p2ptrain.model.graph.description import ModelDescription
 from p2ptrain.model.graph.effects import (
-    aliased_references,
     draws_random_numbers,
+    memory_of,
     mutated_references,
     named_arguments,
     uses_batch_statistics,
@@ -208,14 +208,7 @@ def entered(
 
 def _leading_to(wanted: Sequence[Reference], nodes: Sequence[GraphNode]) -> list[int]:
     """The nodes that these values are made by, ascending; and those that write to them."""
-    memory: dict[Reference, frozenset[Reference]] = {}  # value -> the values whose memory it is
-
-    def memory_of(reference: Reference) -> frozenset[Reference]:
-        return memory.get(reference, frozenset({reference}))
-
-    for index, node in enumerate(nodes):
-        shared = [memory_of(reference) for reference in aliased_references(node)]
-        memory[NodeRef(index)] = frozenset({NodeRef(index)}).union(*shared)
+    memory = memory_of(nodes, 0)
     writers = [(k, mutated_references(node)) for k, node in enumerate(nodes)]
     writers = [(k, references) for k, references in writers if references]
     seen: set[int] = set()
@@ -223,14 +216,14 @@ def _leading_to(wanted: Sequence[Reference], nodes: Sequence[GraphNode]) -> list
     touched: set[Reference] = set()
     while left:
         reference = left.pop()
-        touched |= memory_of(reference)
+        touched |= memory.get(reference, {reference})
         if isinstance(reference, NodeRef) and reference.index not in seen:
             seen.add(reference.index)
             left += nodes[reference.index].references()
         left += [
             NodeRef(k)
             for k, written in writers
-            if k not in seen and any(memory_of(r) & touched for r in written)
+            if k not in seen and any(memory[r] & touched for r in written)
         ]
     return sorted(seen)
 

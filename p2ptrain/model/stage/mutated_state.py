@@ -27,8 +27,8 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from p2ptrain.model.graph.custom_operators import OWN_BACKWARD
 from p2ptrain.model.graph.description import ModelDescription
-from p2ptrain.model.graph.effects import aliased_references, mutated_references
-from p2ptrain.model.graph.nodes import GraphNode, NodeRef, Reference, StateRef
+from p2ptrain.model.graph.effects import aliased_references, memory_of, mutated_references
+from p2ptrain.model.graph.nodes import GraphNode, Reference, StateRef
 from p2ptrain.model.stage.embedding_rows import EMBEDDING
 from p2ptrain.model.wire.tensor_codec import copy_into, like
 
@@ -66,16 +66,10 @@ def state_views(
     nodes: Sequence[GraphNode], start: int, stop: int
 ) -> dict[Reference, frozenset[str]]:
     """Value of nodes [start, stop) -> the tensors of the state whose memory it may share."""
-    views: dict[Reference, frozenset[str]] = {}
-    for index in range(start, stop):
-        for reference in nodes[index].references():
-            if isinstance(reference, StateRef):
-                views[reference] = frozenset({reference.name})
-        shared = [
-            views.get(reference, frozenset()) for reference in aliased_references(nodes[index])
-        ]
-        views[NodeRef(index)] = frozenset[str]().union(*shared)
-    return views
+    return {
+        value: frozenset(one.name for one in memory if isinstance(one, StateRef))
+        for value, memory in memory_of(nodes[start:stop], start).items()
+    }
 
 
 class SavedBuffers:

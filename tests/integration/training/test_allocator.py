@@ -48,7 +48,7 @@ def test_a_thread_takes_its_freed_blocks_again_without_the_kernel() -> None:
 
 BESIDE = """
 import ctypes, torch
-from p2ptrain.process.allocator import beside_the_heap
+from p2ptrain.process.host_process import beside_the_heap
 from p2ptrain.process.host_process import keep_freed_memory
 
 

@@ -6,8 +6,12 @@ import ctypes
 
 import pytest
 
-from p2ptrain.process.allocator import LEARNING_ROUNDS, MIN_CREEP_BYTES, HeapCreep
-from p2ptrain.process.host_process import keep_freed_memory
+from p2ptrain.process.host_process import (
+    LEARNING_ROUNDS,
+    MIN_CREEP_BYTES,
+    HeapCreep,
+    keep_freed_memory,
+)
 
 MIB = 1 << 20
 

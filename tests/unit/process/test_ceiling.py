@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, field
 
-from p2ptrain.process.allocator import LOOK_SECONDS, MemoryCeiling
 from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.process.host_process import LOOK_SECONDS, MemoryCeiling
 
 MIB = 1 << 20
 

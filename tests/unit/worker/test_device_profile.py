@@ -22,9 +22,9 @@ from p2ptrain.messages.job_requests import ProfileAnswer, ProfileAsked
 from p2ptrain.model.capture.capture import capture
 from p2ptrain.net.message import Message
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
-from p2ptrain.process.allocator import MemoryCeiling
 from p2ptrain.process.box import Box, BoxTask
 from p2ptrain.process.compute_thread import ComputeThread
+from p2ptrain.process.host_process import MemoryCeiling
 from p2ptrain.profiling.boxed_measure import ProfileRequest
 from p2ptrain.profiling.boxed_measure import measure as measure_in_box
 from p2ptrain.profiling.profile_cache import Measuring, ProfileCache

@@ -9,7 +9,7 @@ import torch
 
 from p2ptrain.model.graph.operators import resolve
 from p2ptrain.model.graph.packed_sequences import full_lengths
-from p2ptrain.model.tracing.opaque_operators import aten_name
+from p2ptrain.model.tracing.function_modes import aten_name
 
 _GROUPED = "aten._grouped_mm.default"
 _PACK = "aten._pack_padded_sequence.default"
