@@ -124,11 +124,33 @@ def run(args: argparse.Namespace, output: Output) -> int:
     if args.compare:
         _compare(profile, cluster, plan_request(args, cluster), output)
         return DONE
-    plan = make_plan(profile, cluster, plan_request(args, cluster))
+    request = plan_request(args, cluster)
+    plan = make_plan(profile, cluster, request)
     if out is not None:
         write_whole(out, json.dumps(plan.to_json(), indent=1, ensure_ascii=False))
-    output.result(plan.to_json(), "" if output.json else _text(plan, profile, cluster))
+    text = ""
+    if not output.json:
+        text = _text(plan, profile, cluster) + _faster_alone(plan, profile, cluster, request)
+    output.result(plan.to_json(), text)
     return DONE
+
+
+def _faster_alone(plan: Plan, profile: Profile, cluster: Cluster, request: PlanRequest) -> str:
+    """That one device alone would be faster, where it would; `auto` is never slower than one."""
+    from p2ptrain.tiling.planning.make_plan import make_plan
+
+    if request.planner == "auto":
+        return ""
+    asked = replace(request, planner="single", grid=None, groups_of_units=())
+    try:
+        alone = make_plan(profile, cluster, asked)
+    except PlanError:  # none can, or may be alone
+        return ""
+    speed = alone.predicted.samples_per_s
+    if speed <= plan.predicted.samples_per_s:
+        return ""
+    (name,) = alone.device_names
+    return f"\n\n{name} alone would be faster: {speed:,.1f} samples/s (--planner single)"
 
 
 def _compare(profile: Profile, cluster: Cluster, request: PlanRequest, output: Output) -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -75,6 +76,16 @@ def test_people_read_stages_memory_and_reasons(run: Run) -> None:
     assert "samples/s" in out
     assert "old-phone: " in out
     assert out.count("  1 MB") == 2  # the budgets
+
+
+def test_people_read_that_one_device_alone_is_faster(run: Run, folder: Path) -> None:
+    slow_link = replace(HOUSE, default_link=ClusterLink(10.0, 1.0))
+    (folder / "c.json").write_text(json.dumps(slow_link.to_json()))
+    asked = ("--batch-size", "8", "--exclude", "old-phone")
+    said = "laptop alone would be faster: 0.8 samples/s (--planner single)"
+    assert said in run("plan", *asked, "--planner", "pp")
+    assert "alone would be faster" not in run("plan", *asked, "--planner", "single")
+    assert "alone would be faster" not in run("plan", *asked)
 
 
 def test_out_writes_the_same_plan(run: Run, folder: Path) -> None:
