@@ -1,7 +1,8 @@
 """The search for the fastest pipeline.
 
 Starts are every straight pipeline where these are few, else the best cuts of likely orders of
-stages (`orders.py`); changes of structure, shares and depths lead on from the fastest.
+stages (`orders.py`); changes of structure, shares and depths lead on from the fastest. Of many
+devices the starts alone are looked for: annealing changes them.
 """
 
 from __future__ import annotations
