@@ -26,8 +26,14 @@ from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups
 from p2ptrain.plan.problem.candidates import neighbouring_splits
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.question import Question
-from p2ptrain.plan.search.climb import change_tasks, climb_fine, spare_devices
-from p2ptrain.plan.search.fine_moves import changed_depths, changed_layouts, wanted_depths
+from p2ptrain.plan.search.climb import (
+    change_tasks,
+    changed_depths,
+    changed_layouts,
+    climb_fine,
+    spare_devices,
+    wanted_depths,
+)
 from p2ptrain.plan.search.shares import Drafter
 from p2ptrain.plan.search.structure_moves import Layout, coarse_changes
 
