@@ -34,10 +34,11 @@ MAX_BYTES = 1 << 50
 
 @dataclass(slots=True)
 class Needs:
-    """What one unit takes for one micro-batch.
+    """What one unit, or the units of a stage together, take for one micro-batch.
 
     Attributes:
         state_bytes: parameters, buffers and constants.
+        trainable_bytes: of these, what an optimizer changes; of a stage alone.
         kept_bytes: for its backward.
         peak_bytes: values alive at the worst moment of its forward, with all that is kept until
             then, by units before it too.
@@ -48,6 +49,7 @@ class Needs:
     kept_bytes: int = 0
     peak_bytes: int = 0
     work: float = 0.0
+    trainable_bytes: int = 0
 
 
 @dataclass(slots=True)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -146,27 +145,13 @@ def refuse_too_large(description: ModelDescription, batch: int, offered_bytes: i
         _fit(where, 2 * need.state_bytes + values, memory_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class StageNeeds:
-    """What a stage takes for one micro-batch: as `Needs`, of all its units together.
-
-    Attributes:
-        trainable_bytes: of `state_bytes`, what an optimizer changes.
-    """
-
-    state_bytes: int
-    trainable_bytes: int
-    kept_bytes: int
-    peak_bytes: int
-
-
 def stage_needs(
     description: ModelDescription, first: int, end: int, mode: Mode, batch: int
-) -> StageNeeds:
-    """Of units [first, end). Raises as `needs_of`."""
+) -> Needs:
+    """Of units [first, end) together. Raises as `needs_of`."""
     needs = needs_of(description, first, end, mode, batch)
     held = [description.tensors_by_name[name] for name in description.state_names(first, end)]
-    return StageNeeds(
+    return Needs(
         state_bytes=sum(tensor.nbytes for tensor in held),
         trainable_bytes=sum(tensor.nbytes for tensor in held if tensor.trainable),
         kept_bytes=sum(need.kept_bytes for need in needs),
