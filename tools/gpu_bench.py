@@ -54,12 +54,6 @@ IN_A_ROW = 8
 HEADER = f"{'ms a step':12} {'plain':>9} {'exact':>9} {'ours':>9} {'exact/ours':>10}"
 
 
-def row(name: str, plain: float, exact: float, ours: float) -> str:
-    """As `HEADER`, of seconds."""
-    times = " ".join(f"{1e3 * seconds:9.2f}" for seconds in (plain, exact, ours))
-    return f"{name:12} {times} {exact / ours:10.3f}"
-
-
 def plain_step_seconds(workload: Workload, device: ComputeDevice, steps: int) -> float:
     """Plain torch, the batch copied in each step, and the loss read as a loop that logs it does."""
     model = workload.make().to(device.place)
@@ -195,10 +189,9 @@ def _seconds(device: ComputeDevice, run: Callable[[], object], times: int = 1) -
 def checked(device: ComputeDevice) -> Iterator[str]:
     """Each kind of computation: the largest difference from the processor's, or what is wrong."""
     report = check_device(device)
-    for kind in {**report.largest, **report.failures}:
-        off = f"{report.largest.get(kind, 0.0):.1e}"
+    for kind, found in {**report.largest, **report.failures}.items():
         again = ", other bits now and then" if kind in report.unrepeatable else ""
-        yield f"{kind:28} {report.failures.get(kind, off)}{again}"
+        yield f"{kind:28} {found if isinstance(found, str) else f'{found:.1e}'}{again}"
     yield f"{report.speedup:.1f} times as fast as the processor"
 
 
@@ -223,7 +216,8 @@ def measure(
         exact_seconds = plain_step_seconds(workload, device, steps)
         device.release_cached()
         found.append(ours(workload))
-        show(row(workload.name, plain_seconds, exact_seconds, found[-1]))
+        times = " ".join(f"{1e3 * one:9.2f}" for one in (plain_seconds, exact_seconds, found[-1]))
+        show(f"{workload.name:12} {times} {exact_seconds / found[-1]:10.3f}")
     return found
 
 
@@ -234,7 +228,7 @@ async def measure_beside(
     show: Callable[[str], None],
 ) -> None:
     """A member beside it."""
-    left = {workload.name: seconds for workload, seconds in zip(chosen, alone, strict=True)}
+    left = dict(zip([workload.name for workload in chosen], alone, strict=True))
     async for workload, seconds, used in members:
         gain = left.pop(workload.name) / seconds
         show(f"{workload.name:12} {1e3 * seconds:9.2f} beside, {gain:.2f} times as fast: {used}")
@@ -249,7 +243,6 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="models for a processor")
     parser.add_argument("--steps", type=int, default=25, help="of each run")
     parser.add_argument("--seconds", type=float, default=110.0, help="for everything")
-    parser.add_argument("--alone", action="store_true", help="without a member beside it")
     asked = parser.parse_args()
     until, steps = monotonic() + asked.seconds, max(asked.steps, SKIPPED_STEPS + 1)
     name = f"{asked.device}:0" if asked.device in ("cuda", "xpu") else asked.device
@@ -261,9 +254,8 @@ def main() -> None:
             folder = Path(made)
             ours = partial(our_step_seconds, device=name, steps=steps, folder=folder / "alone")
             alone = measure(device, chosen, steps, ours, show)
-            if not asked.alone:
-                members = in_household(chosen, name, steps, folder, until - 0.4 * asked.seconds)
-                asyncio.run(measure_beside(chosen, alone, members, show))
+            members = in_household(chosen, name, steps, folder, until - 0.4 * asked.seconds)
+            asyncio.run(measure_beside(chosen, alone, members, show))
     except Error as error:
         sys.exit(f"gpu_bench: {error}")
 
