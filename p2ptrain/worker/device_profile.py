@@ -176,7 +176,13 @@ class DeviceProfiler:
             left = f"{size_text(self.memory.budgets().compute_bytes)} of its memory are left"
             why = str(error) if known else left
         self._compute.use_processor(True)
-        beside = await self._measure_here(asked, description)
+        try:
+            beside = await self._measure_here(asked, description)
+        except (TrainingError, RuntimeError, MemoryError) as error:
+            known = isinstance(error, Error) or is_out_of_memory(error)
+            if why or not known:
+                raise
+            beside = {}, NO_MEMORY  # the processor cannot: the card is not slower
         beside_speed = samples_per_s(at_share(beside[0], self._compute.share)) or 0.0
         if not why and (samples_per_s(measured) or 0.0) >= beside_speed:
             self._raced = asked.digest

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from p2ptrain.devices.processor import HOST
-from p2ptrain.errors import AcceleratorFailed, InternalError, OptionError
+from p2ptrain.errors import AcceleratorFailed, InternalError, OptionError, TrainingError
 from p2ptrain.mesh.interface import LinkSpeed
 from p2ptrain.messages.calls import read_part
 from p2ptrain.messages.job_requests import ProfileAnswer, ProfileAsked
@@ -270,6 +270,29 @@ async def test_once_its_accelerator_has_failed_a_device_is_measured_again(
         assert (facts := measures.facts(MODEL)).measured is None
         assert facts.compute == PROCESSOR
         assert facts.memory.of_host == 1600 * MIB
+
+
+@pytest.mark.parametrize("why", [TrainingError("no kernel for Half"), MemoryError()])
+async def test_a_card_that_leaves_work_to_its_host_stays_where_the_processor_cannot_do_all(
+    monkeypatch: pytest.MonkeyPatch, why: Exception
+) -> None:
+    Machine(monkeypatch)
+    card = TwinDevice()
+    card.wrong = {"relu": False}
+    compute = ComputeThread(device=card)
+
+    async def measure(*_args: object, **_options: object) -> dict[str, Any]:
+        if compute.device.is_host:
+            raise why
+        return {"times": {"4": {"forward": [1.0], "backward": [1.0]}}}
+
+    monkeypatch.setattr(device_profile, "measure", measure)
+    monkeypatch.setattr(device_profile, "names_of_operators", lambda _: {"relu"})
+    async with measured(compute=compute) as measures:
+        asked = {"job": "j", "digest": MODEL, "holder": "a", "batch_sizes": [4]}
+        await measures.measure_profile(Message("measure", asked))
+        assert measures.facts(MODEL).measured
+        assert compute.device is card
 
 
 async def test_one_that_rests_between_tasks_says_how_slow_it_is(
