@@ -19,7 +19,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from p2ptrain.aio.tasks import set_within
 from p2ptrain.control.member_lock import FolderBusy, FolderLock
@@ -263,7 +263,3 @@ def _window(fields: Any, now: float) -> PairingWindow | None:
         return None
     closes_at = now + min(left.seconds_left, WINDOW_SECONDS)
     return PairingWindow(left.code, closes_at, left.wrong_tries, left.invited)
-
-
-if TYPE_CHECKING:
-    pass
