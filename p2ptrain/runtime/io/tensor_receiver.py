@@ -88,11 +88,15 @@ class _Assembly:
     """Values of one piece from one device as its messages come in.
 
     Attributes:
+        piece: of which samples; its messages say the same.
+        begun: indices of the values that have come or are being received.
         values: by index, filled message by message.
         pending: first index -> values being received, between header and body.
     """
 
+    piece: MicroBatchSlice
     count: int
+    begun: set[int] = field(default_factory=set)
     values: dict[int, Value] = field(default_factory=dict)
     pending: dict[int, list[Unpacking | None]] = field(default_factory=dict)
 
@@ -187,6 +191,10 @@ class TensorReceiver:
         self._check(peer, piece)
         expected = self._contents.expected_from(peer, piece)
         first, entries = self._range(fields, len(expected))
+        assembly = self._assembly(peer, piece, len(expected))
+        indices = {first, *range(first, first + len(entries))}
+        if not assembly.begun.isdisjoint(indices):
+            raise ProtocolError(f"{self._name} {piece.key} arrived twice")
         received = [
             self._receive(entry, expected[first + offset]) for offset, entry in enumerate(entries)
         ]
@@ -195,7 +203,8 @@ class TensorReceiver:
         buffers = [item.buffer for item in received if item is not None]
         if [buffer.nbytes for buffer in buffers] != list(part_bytes):
             raise ProtocolError(f"{self._name}: parts of {list(part_bytes)} bytes do not fit")
-        self._assembly(peer, piece.key, len(expected)).pending[first] = received
+        assembly.begun |= indices
+        assembly.pending[first] = received
         return buffers
 
     def deliver(self, peer: str, fields: Mapping[str, Any]) -> None:
@@ -311,12 +320,15 @@ class TensorReceiver:
         if every and self._round >= 0 and key.round > self._round + self._box.capacity:
             raise ProtocolError(f"{self._name} {key} arrived long before its round")
 
-    def _assembly(self, peer: str, key: MicroBatchKey, count: int) -> _Assembly:
-        if (peer, key) not in self._assemblies:
+    def _assembly(self, peer: str, piece: MicroBatchSlice, count: int) -> _Assembly:
+        assembly = self._assemblies.get((peer, piece.key))
+        if assembly is None:
             if sum(one == peer for one, _ in self._assemblies) >= self._box.capacity:
                 raise ProtocolError(f"{self._name}: too many pieces at once")
-            self._assemblies[peer, key] = _Assembly(count)
-        return self._assemblies[peer, key]
+            assembly = self._assemblies[peer, piece.key] = _Assembly(piece, count)
+        if assembly.piece != piece:
+            raise ProtocolError(f"{self._name}: the messages of {piece.key} differ")
+        return assembly
 
     def _range(self, fields: Mapping[str, Any], count: int) -> tuple[int, tuple[Any, ...]]:
         sent = ValuesFields.read(fields)

@@ -101,6 +101,56 @@ def test_a_part_that_comes_twice_is_refused() -> None:
         receive(target, "b", part)
 
 
+def long_receiver() -> TensorReceiver:
+    """Pieces of 30 values, which come in two messages."""
+    contents = StreamContents(
+        "activations", lambda _mode, size: [(torch.float32, (size,))] * 30, lambda _mode: [0] * 30
+    )
+    return TensorReceiver(contents, lambda _number, _size: SOURCES, capacity=2, largest=4)
+
+
+def halves(value: float, mode: RoundMode = RoundMode.TRAIN) -> list[Message]:
+    values = [torch.full((3,), value)] * 30
+    what = MicroBatchSlice(KEY, mode, 4, 0, 3)
+    return to_messages("train.values", {}, what, values, PartKind.ACTIVATION)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+async def test_a_message_that_comes_twice_before_its_piece_is_whole_is_refused(
+    number: int,
+) -> None:
+    target, messages = long_receiver(), halves(1.0)
+    receive(target, "a", messages[number])
+    for again in (halves(2.0)[number], no_values(messages[number])):
+        with pytest.raises(ProtocolError, match="arrived twice"):
+            receive(target, "a", again)
+    receive(target, "a", messages[1 - number])
+    what = MicroBatchSlice(KEY, RoundMode.TRAIN, 4, 3, 4)
+    target.put("b", what, [torch.zeros(1)] * 30)
+    assert all(value.tolist() == [1, 1, 1, 0] for value in (await target.take(KEY)).join())  # type: ignore[union-attr]
+
+
+def no_values(message: Message) -> Message:
+    """It begins where that one does."""
+    return Message(message.kind, {**message.fields, "values": []})
+
+
+def test_a_message_that_comes_again_while_it_is_received_is_refused() -> None:
+    """Over another lane of its link: what has not come yet would count as values."""
+    target, (first, _) = long_receiver(), halves(1.0)
+    sizes = [part.nbytes for part in first.parts]
+    target.open("a", first.fields, sizes)
+    with pytest.raises(ProtocolError, match="arrived twice"):
+        target.open("a", first.fields, sizes)
+
+
+def test_messages_of_one_piece_agree_on_what_it_is() -> None:
+    target = long_receiver()
+    receive(target, "a", halves(1.0)[0])
+    with pytest.raises(ProtocolError, match=r"the messages of .* differ"):
+        receive(target, "a", halves(1.0, RoundMode.EVAL)[1])
+
+
 def test_pieces_that_nobody_completes_are_bounded() -> None:
     target = receiver()
 
