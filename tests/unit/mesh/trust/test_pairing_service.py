@@ -112,6 +112,7 @@ class Channel:
         self.limits: list[float] = []
         self.got: list[bytes] = []
         self.ended = asyncio.Event()
+        self.aborts: list[str] = []
         self._steps = deque(steps)
 
     def expire_after(self, seconds: float) -> None:
@@ -121,6 +122,7 @@ class Channel:
         self.ended.set()
 
     def abort(self, reason: str) -> None:
+        self.aborts.append(reason)
         self.ended.set()
 
     async def send(self, content: bytes) -> None:
@@ -268,6 +270,7 @@ async def test_where_no_window_is_open_nothing_is_waited_for(
     await anna.service.serve(caller)
     assert caller.got == [refusal(PairingWindowClosed(""), 0)]
     assert caller.ended.is_set()
+    assert not caller.aborts  # which would drop the answer
 
 
 async def test_its_end_by_time_is_said_once(anna: Anna) -> None:
@@ -466,3 +469,4 @@ async def test_guesses_side_by_side_are_no_more_than_there_are_tries(
     with pytest.raises(PairingError, match="stopped the pairing"):
         await waiting
     assert not anna.service.is_open
+    assert anna.stored == []

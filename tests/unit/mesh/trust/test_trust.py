@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
+import ssl
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +30,7 @@ from p2ptrain.mesh.trust.trust import (
 )
 from p2ptrain.mesh.trust.trust_store import TRUST_FILE, TrustStore
 from p2ptrain.net import cbor
-from p2ptrain.net.transport.tls import certificate_id
+from p2ptrain.net.transport.tls import certificate_id, client_context, server_context
 
 Devices = dict[str, Identity]
 
@@ -109,6 +111,54 @@ def test_a_store_with_what_is_no_certificate_forgets_that_alone(
     )
     again = TrustStore(folder, me)
     assert list(again.book) == [anna.id]
+
+
+def agree(client: ssl.SSLContext, server: ssl.SSLContext) -> bool:
+    """Whether each side accepts the certificate of the other."""
+    to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
+    sides = [
+        client.wrap_bio(to_client, to_server),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    try:
+        for side in sides * 2:
+            with contextlib.suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+    except ssl.SSLCertVerificationError:
+        return False
+    return True
+
+
+def test_tls_contexts_are_made_again_once_others_are_trusted(
+    devices: Devices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """S4: a removal counts from the next connection on, though the disk is full."""
+    me, anna, bert = devices.values()
+    store = TrustStore(StateFolder(tmp_path / "state"), me)
+
+    def full(_folder: StateFolder, _name: str, _content: bytes) -> None:
+        raise UserError("the disk is full")
+
+    def may_connect(device: Identity) -> list[bool]:
+        """As the one that dials, and as the one that is dialled."""
+        pem, pinned = device.pem_file, [me.certificate_der]
+        return [
+            agree(client_context(pem, pinned), store.server_context()),
+            agree(store.client_context(), server_context(pem, pinned)),
+        ]
+
+    assert may_connect(anna) == may_connect(bert) == [False, False]
+    store.add_paired(anna.certificate_der, "anna")
+    store.add_paired(bert.certificate_der, "bert")
+    assert may_connect(anna) == may_connect(bert) == [True, True]
+    before = store.server_context()
+    assert store.rename(anna.id, "anna-2")
+    assert store.server_context() is before, "a name is not what it accepts"
+    removal = sign_record(after_removal(store.book[bert.id], anna.id), anna)
+    monkeypatch.setattr(StateFolder, "write", full)
+    with pytest.raises(UserError):
+        store.take(removal)
+    assert (may_connect(anna), may_connect(bert)) == ([True, True], [False, False])
 
 
 def test_no_device_decides_about_this_device(devices: Devices) -> None:
