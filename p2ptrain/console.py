@@ -18,7 +18,7 @@ _MEMBER_WORDS = {
 
 _PLAN_WORDS = {
     "start": "First plan",
-    "failure": "New plan (a device was lost)",
+    "failure": "New plan (training broke off)",
     "drift": "New plan (speeds have changed)",
     "join": "New plan (a device has joined)",
     "leave": "New plan (a device is leaving)",

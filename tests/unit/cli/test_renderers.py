@@ -106,6 +106,12 @@ def test_a_plan_says_who_is_left_out_and_why() -> None:
     ]
 
 
+def test_a_plan_after_trouble_names_no_cause_as_it_may_be_a_nan_or_a_link() -> None:
+    """The line before it says whether a device was lost."""
+    head = describe(replace(PLAN, reason="failure")).splitlines()[0]
+    assert head.startswith("New plan (training broke off): ")
+
+
 @pytest.mark.parametrize(
     ("parameters", "text"),
     [
