@@ -44,6 +44,23 @@ def test_name_term_and_addresses_survive_a_restart(folder: StateFolder) -> None:
     assert again.addresses() == KNOWN
 
 
+def test_a_term_that_cannot_be_written_counts_and_is_written_with_the_next_call(
+    folder: StateFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a full disk would have a device vote twice in one term."""
+    file = DeviceRecord(folder, "anna", "host")
+
+    def full(_folder: StateFolder, _name: str, _content: bytes) -> None:
+        raise UserError("the disk is full")
+
+    with monkeypatch.context() as patched, pytest.raises(UserError):
+        patched.setattr(StateFolder, "write", full)
+        file.keep_term(7)
+    assert file.term == 7
+    file.keep_term(7)
+    assert DeviceRecord(folder, None, "host").term == 7
+
+
 @pytest.mark.parametrize("content", [b"", b"\xff\0", b"[1]", bytes(700), b'{"a"'])
 def test_damaged_addresses_are_forgotten(folder: StateFolder, content: bytes) -> None:
     """They are only hints: a device finds the others without them."""
