@@ -13,27 +13,23 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from itertools import pairwise, permutations, product
 
-from p2ptrain.errors import PlanError, size_text
-from p2ptrain.plan.cost.cost_model import CostModel
-from p2ptrain.plan.cost.draft import Draft, device_loads, split_usually, usual_depths
+from p2ptrain.errors import PlanError
+from p2ptrain.plan.cost.draft import Draft, split_usually, usual_depths
 from p2ptrain.plan.planners.data_parallel import best_singles, judge_dp
 from p2ptrain.plan.planners.equal_shares import judge_pp
 from p2ptrain.plan.planners.ftpipehd import judge_ftpipehd
 from p2ptrain.plan.planners.hybrid import judge_hybrid
 from p2ptrain.plan.planners.pipedream import judge_pipedream
 from p2ptrain.plan.problem.candidates import whole_seconds
-from p2ptrain.plan.problem.infeasible import explain, unit_bytes
+from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judge, Judged
+from p2ptrain.plan.problem.left_out import as_others, reason
 from p2ptrain.plan.problem.question import Answer, Question
 from p2ptrain.plan.search.annealing import annealed, annealing_tasks
 from p2ptrain.plan.search.climb import climb_fine
 from p2ptrain.plan.search.pipelines import PipelineSearch
 from p2ptrain.plan.search.zero_bubble import annealed_split, with_split
-from p2ptrain.plan.simulation.bound import mini_batches_each, round_interfaces
-from p2ptrain.plan.types.allocation import BatchSplit
-from p2ptrain.plan.types.request import PlanMode
 
 OVERDRAFT_TASKS = 12_000
 """Simulated tasks beyond the budget that the reasons may cost; then bounds must do."""
@@ -116,9 +112,9 @@ def _explained(question: Question, search: PipelineSearch, best: _FoundDraft) ->
         best = _faster(best, _FoundDraft(question.judge.exact(better.draft), SEARCHED))
     unused = [d for d in question.devices if d not in best.judged.draft.devices]
     reasons = {
-        device: _reason(question, best.judged, device, others.get(device))
+        device: reason(question, best.judged, device, others.get(device))
         if device in looked_at
-        else _as_others(question, device, looked_at[0])
+        else as_others(question, device, looked_at[0])
         for device in unused
     }
     return Answer(with_shallow_warmup(question.judge, best.judged).draft, reasons, best.found_by)
@@ -137,12 +133,6 @@ def _fastest_unused(question: Question, draft: Draft) -> list[int]:
     return nsmallest(MAX_EXPLAINED, unused, key=lambda d: (whole_seconds(question.cost, d), d))
 
 
-def _as_others(question: Question, device: int, fastest: int) -> str:
-    """The reason of a device slower than all that were looked at."""
-    small = too_small(question.cost, device, question.splits[0])
-    return small or no_faster_than(question.cost, device, fastest)
-
-
 def _worth(judge: Judge, best: Judged, draft: Draft) -> Judged:
     """Judged, or where the budget is long used up only bounded; split where the best one is."""
     if best.draft.held:
@@ -151,13 +141,6 @@ def _worth(judge: Judge, best: Judged, draft: Draft) -> Judged:
     if hopeless or judge.budget_tasks < -OVERDRAFT_TASKS:
         return Judged(max(judge.bound(draft), best.seconds), draft)
     return judge.exact(draft)
-
-
-def _reason(question: Question, best: Judged, device: int, other: Judged | None) -> str:
-    if other is not None:
-        return no_gain(question.cost, device, best, other)
-    small = too_small(question.cost, device, question.splits[0])
-    return small or no_place(question)
 
 
 EVERY_DEVICE_A_STAGE: Mapping[str, Callable[[Question], Judged | None]] = {
@@ -229,128 +212,3 @@ def _as_fast(judge: Judge, draft: Draft, best: Judged) -> bool:
     """Whether `draft` is, simulated only where its bound leaves hope."""
     bounded = Judged(judge.bound(draft), draft)
     return not best.beats(bounded) and not best.beats(Judged(judge.seconds(draft), draft))
-
-
-SAME = 1.005
-"""Rounds within half a per cent are called equally fast."""
-
-PRIVATE_UNITS = 3
-"""Fewest with which something lies between the holder's first unit and its last."""
-
-
-def too_small(cost: CostModel, device: int, split: BatchSplit) -> str | None:
-    """The reason, where the device cannot hold any unit."""
-    samples = split.first_samples
-    least = min(unit_bytes(cost, unit, samples) for unit in range(cost.unit_count))
-    memory = cost.devices[device].memory_bytes
-    if memory >= least:
-        return None
-    return (
-        f"its memory for layers, {size_text(memory)}, holds none: the smallest needs "
-        f"{size_text(least)}"
-    )
-
-
-def no_place(question: Question) -> str:
-    """The reason, where no plan was found that uses a device which could hold some unit."""
-    units = question.cost.unit_count
-    if question.private and units < PRIVATE_UNITS:
-        holder = question.cost.name(question.cost.holder)
-        return (
-            f"--private keeps the first and the last layers on {holder}, and there are none between"
-        )
-    broken = ", or breaks a --cap" if question.caps else ""
-    return f"every plan found with it needs more memory than a device in it has{broken}"
-
-
-def no_gain(cost: CostModel, device: int, best: Judged, other: Judged) -> str:
-    """The reason, where `other` is the best plan found that uses the device."""
-    before, after = _time(best.seconds), _time(other.seconds)
-    what = _what(cost)
-    blame = _blame(cost, device, other)
-    if other.seconds <= best.seconds * SAME:
-        return f"with it {what} would take no less than {before}, because {blame}"
-    return f"with it {what} would take {after} instead of {before}, because {blame}"
-
-
-def no_faster_than(cost: CostModel, device: int, other: int) -> str:
-    """The reason, where plans with faster devices left out too, such as `other`, were looked at."""
-    times = whole_seconds(cost, device) / max(whole_seconds(cost, other), 1e-300)
-    name = cost.name(other)
-    if times >= SAME:
-        return f"it computes {times:.1f} times slower than {name}, which is not used either"
-    return f"it computes no faster than {name}, which is not used either"
-
-
-def _what(cost: CostModel) -> str:
-    """What is timed."""
-    return "a step" if cost.mode is PlanMode.SYNC else "a batch"
-
-
-def _each_round(cost: CostModel) -> str:
-    """How often a group's gradients are summed; asynchronously it depends on how they share."""
-    return " in each step" if cost.mode is PlanMode.SYNC else ""
-
-
-def _blame(cost: CostModel, device: int, other: Judged) -> str:
-    """What the device's time goes into in a plan that uses it."""
-    draft = other.draft
-    rounds = draft.split.batch_size / draft.split.first_samples
-    busiest = round_interfaces(cost, draft).of(device)
-    rate, latency = _slowest_link(cost, device, draft)
-    summing = _all_reduce(cost, device, draft)
-    computing = device_loads(cost, draft)[device]
-    exchanged = summing * _exchanges(cost, device, draft)
-    if exchanged > max(busiest, latency * rounds, computing):
-        return (
-            f"summing its gradients with other devices' takes {_time(summing)}{_each_round(cost)}"
-        )
-    if max(busiest, latency * rounds) > computing:
-        if latency * rounds > busiest:
-            return f"its network answers only after {_time(latency)}"
-        return f"its network carries only {size_text(rate)}/s"
-    return _slowness(cost, device, other)
-
-
-def _exchanges(cost: CostModel, device: int, draft: Draft) -> float:
-    """How often the device's group sums gradients in a round, or in a window of mini-batches."""
-    if cost.mode is PlanMode.SYNC:
-        return 1.0
-    each = [mini_batches_each(group) for group in draft.groups if device in group.devices]
-    return draft.split.micro_batches / min(each)
-
-
-def _all_reduce(cost: CostModel, device: int, draft: Draft) -> float:
-    """Seconds that the sum of gradients takes in the device's group."""
-    return max(
-        cost.all_reduce_seconds(group.devices, *units)
-        for group, units in zip(draft.groups, draft.units, strict=True)
-        if device in group.devices
-    )
-
-
-def _slowest_link(cost: CostModel, device: int, draft: Draft) -> tuple[float, float]:
-    """(bytes/s, seconds) of the worst links that the device uses in that plan."""
-    pairs = {(cost.holder, fed) for p in (0, -1) for fed in draft.groups[p].devices}
-    for before, after in pairwise(draft.groups):
-        for here, there in product(before.devices, after.devices):
-            pairs |= {(here, there), (there, here)}
-    for group in draft.groups:
-        pairs |= set(permutations(group.devices, 2))
-    links = [cost.link(*pair) for pair in pairs if device in pair and pair[0] != pair[1]]
-    rates = [link.bytes_per_s for link in links]
-    return min(rates, default=float("inf")), max((link.latency_s for link in links), default=0.0)
-
-
-def _slowness(cost: CostModel, device: int, other: Judged) -> str:
-    fastest = min(other.draft.devices, key=lambda d: whole_seconds(cost, d))
-    slowdown = whole_seconds(cost, device) / max(whole_seconds(cost, fastest), 1e-300)
-    if slowdown >= 1.5:
-        return f"it computes {slowdown:.1f} times slower than {cost.name(fastest)}"
-    return "sending data takes more time than sharing the work saves"
-
-
-def _time(seconds: float) -> str:
-    if seconds >= 1:
-        return f"{seconds:.2f} s"
-    return f"{seconds * 1e3:.3g} ms"
