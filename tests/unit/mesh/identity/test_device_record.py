@@ -53,9 +53,10 @@ def test_a_term_that_cannot_be_written_counts_and_is_written_with_the_next_call(
     def full(_folder: StateFolder, _name: str, _content: bytes) -> None:
         raise UserError("the disk is full")
 
-    with monkeypatch.context() as patched, pytest.raises(UserError):
-        patched.setattr(StateFolder, "write", full)
+    monkeypatch.setattr(StateFolder, "write", full)
+    with pytest.raises(UserError):
         file.keep_term(7)
+    monkeypatch.undo()
     assert file.term == 7
     file.keep_term(7)
     assert DeviceRecord(folder, None, "host").term == 7
