@@ -194,7 +194,7 @@ def test_each_tile_stops_when_others_have_all_that_they_wait_for(
     stops = deliver(machines, sent)
     assert not any(machine.is_waiting for machine in machines)
     gradients = [p.grad for program in programs for p in trained(program.tensors).values()]
-    assert not any(gradient.requires_grad for gradient in gradients if gradient is not None)
+    assert not any(gradient is None or gradient.requires_grad for gradient in gradients)
     convolutions = sum(operation.flops > 0 for operation in six.part.network.operations)
     assert 0 < stops <= 4 * convolutions
 
