@@ -114,6 +114,7 @@ class HolderCore:
         self._refusals = RetryPolicy()
         self._early = EarlyDeaths()
         self._leaving: set[str] = set()
+        self._asked_without_leavers = False  # the newest request
         self._faulty = set(faulty)
         self._reason = (
             ReconfigureReason.START if self.history.placed is None else ReconfigureReason.FAILURE
@@ -296,6 +297,7 @@ class HolderCore:
         self._there.asked()
         history = self.history
         self._number = history.reserve()
+        self._asked_without_leavers = bool(self._leaving)
         ask = GenerationRequest(
             generation=self._number,
             reason=self._reason,
@@ -332,7 +334,8 @@ class HolderCore:
         """The same: there is no way."""
         if self.phase is not HolderPhase.ASKING or refused.number != self._number:
             return
-        leaves = bool(self._leaving)
+        # one that has ended since may be back: without it there is another question
+        leaves = bool(self._leaving) or self._asked_without_leavers
         verdict = self._refusals.judge(refused, self._there, someone_leaves=leaves)
         match verdict:
             case RetryLater(seconds):

@@ -352,6 +352,22 @@ def test_a_death_while_a_change_is_asked_for_is_a_failure() -> None:
     assert begin[2] is ReconfigureReason.FAILURE
 
 
+def test_a_leaver_that_was_started_again_meanwhile_is_asked_for_a_plan_with_it() -> None:
+    """That there is none without it ends no job; where it stays away the next answer does."""
+    for comes_back in (True, False):
+        core = _training("a", "b")
+        ask = _ask_of(
+            _feed(core, on.change_wanted(ReconfigureReason.LEAVE, "b"), on.rounds_drained())
+        )
+        _feed(core, on.member_died("b", certain=True))
+        if comes_back:
+            _feed(core, on.member_appeared("b"))
+        again = _ask_of(_feed(core, _refused(ask.generation, "too little memory")))
+        assert (ask.without, again.without, "b" in again.alive) == ({"b"}, set(), comes_back)
+        out = _feed(core, _refused(again.generation, "too little memory"))
+        assert out == [do.stop_job("too little memory", None)]
+
+
 def test_a_death_while_a_leaver_drains_is_a_failure() -> None:
     core = _training("a", "b")
     _feed(core, on.change_wanted(ReconfigureReason.LEAVE, "a"))
