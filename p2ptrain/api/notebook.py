@@ -9,7 +9,7 @@ import asyncio
 import importlib
 import sys
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from p2ptrain import markup
 from p2ptrain.api import course_sentences as sentences
@@ -18,9 +18,6 @@ from p2ptrain.console import metrics_text
 from p2ptrain.events import Eval
 from p2ptrain.logs import get_logger
 
-if TYPE_CHECKING:
-    from p2ptrain.api.run import Run
-
 log = get_logger(__name__)
 
 T = TypeVar("T")
@@ -28,6 +25,20 @@ T = TypeVar("T")
 REFRESH_SECONDS = 1.0
 
 STOP = "To stop it: run.stop()"
+
+
+class ShownRun(Protocol):
+    """What is drawn: a `Run`, whose module imports this one."""
+
+    @property
+    def done(self) -> bool:
+        """Whether it has ended."""
+
+    def stop(self) -> None:
+        """Begin to end it."""
+
+    def as_html(self, advice: str = "") -> str:
+        """As it is now; `advice`: how to stop it."""
 
 
 def course_html(course: JobCourse, advice: str = "") -> str:
@@ -73,7 +84,7 @@ def is_here() -> bool:
     return getattr(shell, "kernel", None) is not None
 
 
-def show(run: Run, refresh_seconds: float = REFRESH_SECONDS) -> asyncio.Future[None]:
+def show(run: ShownRun, refresh_seconds: float = REFRESH_SECONDS) -> asyncio.Future[None]:
     """Display a run in the cell that asks for it, from now to its end; returns at once."""
     button = _stop_button(run.stop)
     advice = STOP if button is None else ""
@@ -90,13 +101,13 @@ def show(run: Run, refresh_seconds: float = REFRESH_SECONDS) -> asyncio.Future[N
 _drawing: set[asyncio.Future[None]] = set()  # the loop itself keeps no reference
 
 
-def _drawn(run: Run, advice: str) -> Any:
+def _drawn(run: ShownRun, advice: str) -> Any:
     """Draw it at once: a cell's displays come before the cell ends. Returns the display."""
     return _display(_Html(run, advice))
 
 
 async def keep_drawn(
-    run: Run, advice: str, handle: Any, refresh_seconds: float = REFRESH_SECONDS
+    run: ShownRun, advice: str, handle: Any, refresh_seconds: float = REFRESH_SECONDS
 ) -> None:
     """Draw it again and again, until it has ended. `advice`: how to stop it."""
     try:
@@ -107,7 +118,7 @@ async def keep_drawn(
         handle.update(_Html(run, advice))
 
 
-async def drawn_result(run: Run, result: Awaitable[T]) -> T:
+async def drawn_result(run: ShownRun, result: Awaitable[T]) -> T:
     """`result` of a run, which is drawn meanwhile where this is a notebook."""
     if not is_here():
         return await result
@@ -139,7 +150,7 @@ def _display(what: Any) -> Any:
 class _Html:
     """A run as it is now, without being shown live once more."""
 
-    def __init__(self, run: Run, advice: str) -> None:
+    def __init__(self, run: ShownRun, advice: str) -> None:
         self._html, self._text = run.as_html(advice), repr(run)
 
     def __repr__(self) -> str:
