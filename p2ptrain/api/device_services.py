@@ -175,8 +175,6 @@ class DeviceServices:
         await self.compute.close()
 
 
-log = get_logger(__name__)
-
 CHECKS = "accelerators"
 """The folder of kept checks, in that of the state."""
 

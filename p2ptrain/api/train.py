@@ -156,14 +156,14 @@ async def _begin(
     node_options: Mapping[str, Any], emit: Callable[[Event], None], rank: int | None = None
 ) -> ChosenDevice:
     """What a process needs that trains without a node; `rank`: of several on this machine."""
-    from p2ptrain.api.device_services import CHECKS, choose_device
-    from p2ptrain.devices.probes import numbered
-
-    threads = node_options.get("threads")
     torch_version.check()
     if not node_options.get("changes_process", True):
         leave_alone()
     keep_freed_memory()
+    from p2ptrain.api.device_services import CHECKS, choose_device
+    from p2ptrain.devices.probes import numbered
+
+    threads = node_options.get("threads")
     check_limits(threads, node_options.get("memory_bytes"))
     request = read_request(node_options.get("device", AUTO))
     if rank is not None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import importlib.metadata
+import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
 
 from p2ptrain import torch_version
+from p2ptrain.api.train import train_alone
 from p2ptrain.errors import UserError
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
@@ -29,6 +32,16 @@ def test_a_release_that_does_not_work_is_refused_with_what_to_install(
     monkeypatch.setattr(importlib.metadata, "version", lambda _package: version)
     with pytest.raises(UserError, match=r"pip install .torch>=2\.9"):
         torch_version.check()
+
+
+async def test_it_is_refused_before_what_needs_it_is_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(importlib.metadata, "version", lambda _package: "2.8.0")
+    monkeypatch.setitem(sys.modules, "p2ptrain.api.device_services", None)  # fails to load
+    nothing: Any = None
+    with pytest.raises(UserError, match="too old"):
+        await train_alone(nothing, nothing, None, {})
 
 
 def test_pip_and_the_check_exclude_the_same() -> None:
