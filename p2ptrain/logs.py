@@ -13,30 +13,40 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import monotonic
-from typing import TextIO
+from typing import TYPE_CHECKING, Any, TextIO, cast
 
-import structlog
+if TYPE_CHECKING:
+    import structlog
 
 ROOT_NAME = "p2ptrain"
-
-_PROCESSORS = (
-    structlog.stdlib.filter_by_level,
-    structlog.processors.format_exc_info,
-    structlog.processors.KeyValueRenderer(key_order=["event"]),
-)
 
 logging.getLogger(ROOT_NAME).addHandler(logging.NullHandler())
 
 
 def get_logger(name: str) -> structlog.stdlib.BoundLogger:
     """The logger of the module `name`: `log.warning("what_happened", peer=..., why=...)`."""
-    logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
-        logging.getLogger(name),
-        processors=list(_PROCESSORS),
-        wrapper_class=structlog.stdlib.BoundLogger,
-        cache_logger_on_first_use=True,
-    )
-    return logger
+    return cast("structlog.stdlib.BoundLogger", _MadeWhenUsed(name))
+
+
+class _MadeWhenUsed:
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Any:
+        """Of structlog's logger; it stays here, so that this is asked once for each method."""
+        import structlog  # here: it loads rich and attrs for 0.05 s, and --help logs nothing
+
+        logger = structlog.wrap_logger(
+            logging.getLogger(self._name),
+            processors=[
+                structlog.stdlib.filter_by_level,
+                structlog.processors.format_exc_info,
+                structlog.processors.KeyValueRenderer(key_order=["event"]),
+            ],
+            wrapper_class=structlog.stdlib.BoundLogger,
+        )
+        found = self.__dict__[method] = getattr(logger.bind(), method)
+        return found
 
 
 @contextmanager

@@ -24,8 +24,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Protocol
 
-import psutil
-
 from p2ptrain.aio.tasks import outlast
 from p2ptrain.process import zygote
 from p2ptrain.process.zygote import ANSWER, ASK, HEAD, KILL, NOWHERE, PLACE, READY
@@ -368,6 +366,8 @@ class _StartedProcess:
         return await self._process.wait()
 
     def used_bytes(self) -> int | None:
+        import psutil  # here: it loads for 0.01 s, which --help need not
+
         try:
             used = int(psutil.Process(self._process.pid).memory_info().rss)
         except psutil.Error:

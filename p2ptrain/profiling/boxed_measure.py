@@ -12,6 +12,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Annotated, TypeVar
 
+import structlog  # noqa: F401  # the first log would load it: no file may be read then
 import torch
 import torch.fx.experimental.symbolic_shapes  # torch loads it late: no file may be read then
 

@@ -14,8 +14,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-import psutil
-
 from p2ptrain.errors import OptionError, ProtocolError, UserError
 from p2ptrain.files import SealBroken, open_json, replace_file, seal_json
 from p2ptrain.net.forms import write_form
@@ -152,6 +150,8 @@ class StateFolder:
 
     def _remove_leftovers(self) -> None:
         """Temporary files of processes that were killed while writing."""
+        import psutil  # here: it loads for 0.01 s, which --help need not
+
         for file in self.path.glob(f"*.*{_TEMPORARY_SUFFIX}"):
             process = file.name.removesuffix(_TEMPORARY_SUFFIX).rpartition(".")[2]
             if process.isdigit() and not psutil.pid_exists(int(process)):
