@@ -119,14 +119,14 @@ def _say(words: object) -> None:
 
 
 def compute() -> None:
-    """Hash until asked for how long, then count."""
-    told: list[float] = []
-    threading.Thread(target=lambda: told.append(float(input())), daemon=True).start()
+    """Hash until the seconds to count for come on stdin, then count."""
+    seconds: list[float] = []
+    threading.Thread(target=lambda: seconds.append(float(input())), daemon=True).start()
     _say("ready")
-    while not told:
+    while not seconds:
         hashlib.sha256(_BYTES).digest()
     began, used, hashes = time.monotonic(), time.thread_time(), 0
-    while time.monotonic() - began < told[0]:
+    while time.monotonic() - began < seconds[0]:
         hashlib.sha256(_BYTES).digest()
         hashes += 1
     _say(hashes / (time.thread_time() - used))
