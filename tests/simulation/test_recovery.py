@@ -29,7 +29,7 @@ FOUND = {
     "AcknowledgesEarly": 42,
     "SendsTheNewest": 22,
     "RollsForwardAlone": 21,
-    "AnswersWithoutStopping": 46,
+    "AnswersWithoutStopping": 731,
     "MixesHistories": 137,
     "ReusesGenerationNumbers": 124,
     "TrustsTheFirst": 566,
