@@ -183,7 +183,9 @@ class DeviceProfiler:
             if why or not known:
                 raise
             beside = {}, NO_MEMORY  # the processor cannot: the card is not slower
-        beside_speed = samples_per_s(at_share(beside[0], self._compute.share)) or 0.0
+        beside_speed = 0.0
+        if has_room(beside[0], beside[1].compute_bytes):  # kept times are given whatever is free
+            beside_speed = samples_per_s(at_share(beside[0], self._compute.share)) or 0.0
         if not why and (samples_per_s(measured) or 0.0) >= beside_speed:
             self._raced = asked.digest
             self._compute.use_processor(False)

@@ -525,6 +525,28 @@ async def test_what_a_card_leaves_to_its_host_may_make_it_useless_for_a_model() 
     assert "the CPU does: it is slower than the CPU, to which it leaves what it computes" in text
 
 
+class _NoRoomBesideTheCard(JobMemory):
+    """Of a host whose processor can compute no model."""
+
+    def budgets(self) -> MemoryBudgets:
+        found = super().budgets()
+        return found if found.has_two else MemoryBudgets(1)
+
+
+async def test_a_card_computes_what_its_processor_has_no_room_for() -> None:
+    """Though it leaves something to its host and is slower: the times that are kept say so."""
+    job, wanted = make_job("custom_loss"), undisturbed(make_job("custom_loss"))
+    twin = TwinDevice()
+    twin.wrong = {"relu": False}
+    async with devices(2, compute={"b": twin}, profiles=ProfileCache(None)) as household:
+        member = household.members["b"]
+        member.service.measures.memory = _NoRoomBesideTheCard(member.compute, None, None)
+        await household.holder_run(job, one_stage_each(2)).run()
+        assert household.losses == wanted.losses
+        assert member.compute.device is twin
+    assert not household.warned
+
+
 async def test_a_model_that_a_card_computes_wrong_is_its_processors() -> None:
     """It is found before the job begins; the next job may have the card again."""
     job, wanted = momentum_job(), undisturbed(momentum_job())
