@@ -58,11 +58,15 @@ class OnHost:
         """As the operator."""
         values, form = pytree.tree_flatten((args, kwargs))
         tensors = [value for value in values if isinstance(value, Tensor)]
-        named = (*enumerate(args), *kwargs.items())
-        written = {id(value) for name, value in named if name in self._written}
+        names = [  # of the argument that each is in: one tensor may be several arguments
+            name
+            for name, value in (*enumerate(args), *kwargs.items())
+            for leaf in pytree.tree_leaves(value)
+            if isinstance(leaf, Tensor)
+        ]
         run = _HostCall(
             *(self._device, self._call, values, form, torch.is_grad_enabled()),
-            [number for number, tensor in enumerate(tensors) if id(tensor) in written],
+            [number for number, name in enumerate(names) if name in self._written],
         )
         inside = iter(_OneNode.apply(run, *tensors))  # type: ignore[no-untyped-call]
         for number in run.written:

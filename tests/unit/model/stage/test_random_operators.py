@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from p2ptrain.devices.processor import HOST
-from p2ptrain.model.stage.random_operators import mask
+from p2ptrain.model.graph.nodes import GraphNode, InputRef
+from p2ptrain.model.stage.instructions import call_of
+from p2ptrain.model.stage.random_operators import drawing_call, mask
 from p2ptrain.model.stage.round_replay import Replay, ReplayBatch
 from p2ptrain.model.stage.stage import Stage
 from tests.support import zoo
@@ -58,6 +60,23 @@ def test_an_accelerator_makes_the_same_mask() -> None:
     (made,) = device.fetched([mask(SHAPE, 0.3, device.place)])
     assert made is not None
     assert torch.equal(made, seeded_mask(3, 0.3))
+
+
+def test_a_tensor_of_probabilities_may_take_what_is_drawn_with_them() -> None:
+    node = GraphNode("drawn", "aten.bernoulli_.Tensor", (InputRef(0), InputRef(0)), (), False)
+    chances = torch.rand(3, 40, generator=torch.Generator().manual_seed(0))
+    found = []
+    for device in (HOST, TwinDevice()):
+        device.prepare_thread()
+        drawn = device.copy_in(chances.clone())
+        torch.manual_seed(4)
+        result = (drawing_call(node, device, hashes=True) or call_of(node))(drawn, drawn)
+        assert result is drawn
+        found += device.fetched([drawn])
+    assert found[0] is not None
+    assert found[1] is not None
+    assert torch.equal(found[0], found[1])
+    assert not torch.equal(found[0], chances)
 
 
 def test_a_stage_with_dropout_computes_the_same_on_both() -> None:
