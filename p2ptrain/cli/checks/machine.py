@@ -191,7 +191,8 @@ def _one(
         return bad(subject, f"{card.title}: {error}", "update its driver, or restart this device")
     if report.failures:
         wrong = ", ".join(f"{kind} ({why})" for kind, why in report.failures.items())
-        advice = "update torch and the driver: until then the CPU computes these"
+        left = "these" if report.useless is None else "everything"
+        advice = f"update torch and the driver: until then the CPU computes {left}"
         return bad(subject, f"{shown}; computes wrong: {wrong}", advice)
     integrated = "integrated, " if card.is_integrated else ""
     speed = f"{integrated}{report.speedup:.3g} times as fast as the CPU"

@@ -76,3 +76,9 @@ def test_a_line_says_what_is_there_and_what_to_do(
 
 async def test_here_is_at_most_one_line_an_accelerator() -> None:
     assert all(line.subject.startswith("accelerator") for line in await accelerators())
+
+
+@pytest.mark.parametrize(("kind", "left"), [("conv2d", "these"), ("updates", "everything")])
+def test_the_advice_says_what_is_left_to_the_processor(kind: str, left: str) -> None:
+    line = of(CARD, dataclasses.replace(RIGHT, failures={kind: "NaN"}))
+    assert line.advice == f"update torch and the driver: until then the CPU computes {left}"
