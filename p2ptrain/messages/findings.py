@@ -58,8 +58,19 @@ class FindingFields(FrameFields):
             raise ProtocolError(f"unit {self.unit} of a model of {units}")
 
 
+def advice(*, asynchronous: bool) -> str:
+    """What to do about numbers that become too large; asynchronous training cannot clip."""
+    other = ", or --mode sync" if asynchronous else " or clip_grad_norm=1.0"
+    return f"Try a smaller learning rate{other}"
+
+
 def describe_finding(
-    finding: NonFiniteFinding | None, units: Sequence[str], micro_batch: int, *, where: bool = False
+    finding: NonFiniteFinding | None,
+    units: Sequence[str],
+    micro_batch: int,
+    *,
+    where: bool = False,
+    asynchronous: bool = False,
 ) -> str:
     """Where values stopped being finite, as far as is known, and what to do.
 
@@ -68,9 +79,9 @@ def describe_finding(
         micro_batch: of its round.
         where: it is known whether it was in a forward or a backward.
     """
-    advice = ". Try a smaller learning rate or clip_grad_norm=1.0"
+    what_to_do = f". {advice(asynchronous=asynchronous)}"
     if finding is None:
-        return advice
+        return what_to_do
     sample = "" if finding.sample is None else f", {finding.sample}"
     if finding.unit is None:
         if finding.stage == 0 and finding.sample is not None:
@@ -81,13 +92,13 @@ def describe_finding(
                 "Look at the samples"
             )
         place = f'layer "{units[finding.first]}" on {finding.devices[0]}'
-        return f". The first NaN or infinity came into {place} from the layer before{advice}"
+        return f". The first NaN or infinity came into {place} from the layer before{what_to_do}"
     tiled = " (in tiles)" if finding.tiled else ""
     place = f'layer "{units[finding.unit]}"{tiled} on {", ".join(finding.devices)}'
     if finding.parameters:
-        return f". An earlier update made weights of {place} NaN or infinite{advice}"
+        return f". An earlier update made weights of {place} NaN or infinite{what_to_do}"
     if where:
         what = "" if finding.parameter is None else f" (the gradient of {finding.parameter})"
         way = "backward" if finding.backward else "forward"
         place += f", in the {way} of micro-batch {micro_batch}{sample}{what}"
-    return f". The first NaN or infinity came from {place}{advice}"
+    return f". The first NaN or infinity came from {place}{what_to_do}"

@@ -19,7 +19,7 @@ from p2ptrain.holder.start.prepared_job import PreparedJob
 from p2ptrain.job.rounds import Round
 from p2ptrain.logs import get_logger
 from p2ptrain.messages.assignment import Assignment, StageAssignment
-from p2ptrain.messages.findings import NonFiniteFinding, describe_finding
+from p2ptrain.messages.findings import NonFiniteFinding, advice, describe_finding
 from p2ptrain.model.stage.round_replay import Origin, Replay, ReplayBatch
 from p2ptrain.plan.types.allocation import Allocation
 from p2ptrain.runtime.io.arrival_norms import ArrivalComparison, StageArrival
@@ -73,22 +73,23 @@ class Spoiled:
             origin: what doing the round again has shown.
             order: what each sample of the round is called.
         """
-        error = self.error
-        number = error.micro_batch or 0
-        if origin is None:
-            if error.is_update:
-                return f"{error}. Try a smaller learning rate or clip_grad_norm=1.0"
-            return f"{error}{describe_finding(self.found, units, number)}"
-        if origin.unit is None and origin.row is None:
-            found = NonFiniteFinding((self.names[self._at(0, origin)[0]],), 0, 0, None, False)
-            return f"{error}{describe_finding(found, units, origin.micro_batch)}"
-        return f"{error}{self._described(units, origin, order)}"
+        error, asynchronous = self.error, self.assignment.asynchrony is not None
+        found, number = self.found, error.micro_batch or 0
+        if origin is None and error.is_update:
+            return f"{error}. {advice(asynchronous=asynchronous)}"
+        if origin is not None:
+            found, number = self._found_at(origin, order), origin.micro_batch
+        where = origin is not None
+        text = describe_finding(found, units, number, where=where, asynchronous=asynchronous)
+        return f"{error}{text}"
 
-    def _described(self, units: Sequence[str], origin: Origin, order: Sequence[str]) -> str:
+    def _found_at(self, origin: Origin, order: Sequence[str]) -> NonFiniteFinding:
+        if origin.unit is None and origin.row is None:
+            return NonFiniteFinding((self.names[self._at(0, origin)[0]],), 0, 0, None, False)
         unit = origin.unit or 0
         stage = next(i for i, p in enumerate(self.assignment.stages) if p.first <= unit < p.end)
         place = self.assignment.stages[stage]
-        found = NonFiniteFinding(
+        return NonFiniteFinding(
             tuple(self.names[device] for device in self._at(stage, origin)),
             stage,
             place.first,
@@ -99,7 +100,6 @@ class Spoiled:
             sample=None if origin.row is None else self._sample(origin, order),
             parameter=None if origin.is_weight else origin.parameter,
         )
-        return describe_finding(found, units, origin.micro_batch, where=True)
 
     def _sample(self, origin: Origin, order: Sequence[str]) -> str:
         assert origin.row is not None

@@ -306,7 +306,8 @@ def _network(cost: CostModel, request: PlanRequest) -> MapNetwork:
     network = tiled_network(cost.profile)
     if network is None:
         raise PlanError(
-            "this profile has no convolution sizes (spatial): make it again with p2ptrain profile"
+            "this profile has no convolution sizes (spatial): the model has no convolutions that "
+            "tiles can divide, or the profile is to be made again with p2ptrain profile"
         )
     count = min(len(network.units), cost.unit_count - 1)  # a device behind them computes the loss
     if count < 1:

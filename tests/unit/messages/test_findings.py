@@ -45,6 +45,14 @@ def test_what_is_reported(finding: NonFiniteFinding | None, words: str) -> None:
     assert describe_finding(finding, UNITS, 7).startswith(words)
 
 
+def test_asynchronous_training_is_not_advised_to_clip_which_it_refuses() -> None:
+    finding = NonFiniteFinding(("b",), 1, 2, 3, False)
+    assert describe_finding(finding, UNITS, 7).endswith(" or clip_grad_norm=1.0")
+    for found in (finding, None):
+        text = describe_finding(found, UNITS, 7, asynchronous=True)
+        assert text.endswith(". Try a smaller learning rate, or --mode sync")
+
+
 def test_a_finding_survives_as_plain_data() -> None:
     assert FindingFields.of(None).fields() == {"found": False}
     for found in (NonFiniteUnit(None, False), NonFiniteUnit(2, True), NonFiniteUnit(3, False)):
