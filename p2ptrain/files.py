@@ -74,7 +74,7 @@ def open_json(content: bytes) -> Any:
     """The value; an object without its seal.
 
     Raises:
-        Damaged: it is not what was sealed, or no JSON.
+        SealBroken: it is not what was sealed, or no JSON.
     """
     sealed = _JSON.check(content)
     try:
@@ -96,7 +96,7 @@ def is_sealed(content: bytes) -> bool:
     """Whether these lines are sealed, and whole.
 
     Raises:
-        Damaged: they are not what was sealed.
+        SealBroken: they are not what was sealed.
     """
     return _LINES.check(content)
 
