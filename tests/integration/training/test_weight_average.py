@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import p2ptrain
 from p2ptrain.errors import OptionError
 from p2ptrain.events import Eval, Event, Step
+from p2ptrain.holder.snapshots.snapshot_manager import SnapshotManager
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
-from tests.integration.training.household import OFTEN_COPIED, Devices, devices
+from p2ptrain.recovery.version import Version
+from tests.integration.training.household import OFTEN_COPIED, Devices, devices, hold_rounds
 from tests.integration.training.jobs import make_job
 
 DECAY = 0.9
@@ -92,7 +95,20 @@ async def test_the_average_is_written_beside_the_weights(tmp_path: Path, count: 
     assert all(torch.equal(weights[n], t) for n, t in made.model.state_dict().items())
 
 
-async def test_a_death_does_not_change_the_average(tmp_path: Path) -> None:
+async def test_a_death_does_not_change_the_average(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stable: list[Version] = []
+    keep_only = SnapshotManager.keep_only
+
+    def noted(
+        manager: SnapshotManager, versions: Collection[Version], members: Collection[str]
+    ) -> None:
+        stable.extend(versions)
+        keep_only(manager, versions, members)
+
+    monkeypatch.setattr(SnapshotManager, "keep_only", noted)
+    hold_rounds(monkeypatch, 3, lambda: bool(stable))
     async with devices(3, settings=OFTEN_COPIED) as household:
 
         def listen(event: Event) -> None:
