@@ -22,7 +22,7 @@ class NonFiniteFinding:
         first: its first unit.
         unit: which it was; None where the stage's inputs already were not finite.
         parameters: whether weights there were not finite before.
-        tiled: whether the stage is.
+        tiled: whether the stage is; where its inputs were not finite, the one before it.
         backward: it was in their backward.
         sample: which one's values they are, in words; None = it is not one's, or not known.
         parameter: whose gradient it is; None where it is another value.
@@ -91,6 +91,11 @@ def describe_finding(
                 f". The data contain NaN or infinity (in micro-batch {micro_batch} of this step). "
                 "Look at the samples"
             )
+        if finding.tiled:
+            tiles = f'layers "{units[0]}" to "{units[finding.first - 1]}" (in tiles)'
+            if finding.first == 1:
+                tiles = f'layer "{units[0]}" (in tiles)'
+            return f". The first NaN or infinity came from the data or from {tiles}{advice}"
         place = f'layer "{units[finding.first]}" on {finding.devices[0]}'
         return f". The first NaN or infinity came into {place} from the layer before{what_to_do}"
     tiled = " (in tiles)" if finding.tiled else ""

@@ -351,9 +351,11 @@ class HolderGeneration:
         found.check(len(self._description.units))
         if not found.found:
             return None
-        first = self.assignment.stages[stage].first
-        names = (self.name(device),)
-        return NonFiniteFinding(names, stage, first, found.unit, found.parameters)
+        stages, names = self.assignment.stages, (self.name(device),)
+        # tiles do not look: it would take all their devices
+        tiled = found.unit is None and stage == 1 and stages[0].tiling is not None
+        first = stages[stage].first
+        return NonFiniteFinding(names, stage, first, found.unit, found.parameters, tiled=tiled)
 
     async def reach(self, name: str, step: int = -1) -> None:
         """The holder has come to a place; see `failpoints`."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from p2ptrain.coordinator import plan_cluster
 from p2ptrain.errors import Error
 from p2ptrain.events import Eval, Event, Step
+from p2ptrain.holder.rounds import trained_weights
 from p2ptrain.job.job import Job
 from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD
@@ -380,6 +381,21 @@ async def test_images_that_are_not_finite_are_reported_by_the_tile_that_got_them
     async with devices(2) as household:
         words = await told_of(household, replace(what, data=images))
     assert "The data contain NaN or infinity" in words
+
+
+async def test_without_memory_for_all_weights_no_layer_of_the_tiles_is_blamed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The holder cannot do the round again, and the stage behind gets nothing but nan."""
+    forced(monkeypatch, *GRIDS["1x2"], behind="a")
+    monkeypatch.setattr(trained_weights, "usable_memory_bytes", lambda: 100)
+    what = job()
+    assert isinstance(what.model, Net)
+    with torch.no_grad():
+        what.model.one[0].weight.fill_(torch.nan)  # type: ignore[operator, union-attr]
+    async with devices(2) as household:
+        words = await told_of(household, what)
+    assert 'came from the data or from layers "one.0" to "three.0" (in tiles)' in words
 
 
 async def test_what_stops_being_finite_behind_tiles_is_not_blamed_on_them(

@@ -28,6 +28,14 @@ UNITS = ["one", "two", "three", "four"]
             '. The first NaN or infinity came into layer "three" on b from the layer before. Try',
         ),
         (
+            NonFiniteFinding(("b",), 1, 2, None, False, tiled=True),
+            '. The first NaN or infinity came from the data or from layers "one" to "two" (in t',
+        ),
+        (
+            NonFiniteFinding(("b",), 1, 1, None, False, tiled=True),
+            '. The first NaN or infinity came from the data or from layer "one" (in tiles). Try',
+        ),
+        (
             NonFiniteFinding(("b",), 1, 2, 3, False),
             '. The first NaN or infinity came from layer "four" on b. Try a smaller learning rate',
         ),
