@@ -63,7 +63,7 @@ class DeviceReader:
     """Reads this machine; call it with some time between.
 
     Args:
-        idle_seconds: since the person used it last (`person.py`).
+        idle_seconds: since the person used it last (`idle_seconds_reader`).
         children_seconds: which processes this one has started is looked up again after so long: it
             takes a look at every process of the machine.
     """

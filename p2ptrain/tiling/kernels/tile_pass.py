@@ -95,7 +95,6 @@ class TilePass(TileMachine):
 
     def begin_backward(self, gradients: Mapping[int, Tensor | None]) -> list[TileMessage]:
         """Start the way back from the gradients of `outputs`, by map; None where there is none."""
-        self._inputs.clear()
         given = [number for number, gradient in gradients.items() if gradient is not None]
         self._reached = self._program.layout.network.reached_back_from(given)
         for number, gradient in gradients.items():
