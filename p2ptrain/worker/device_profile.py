@@ -114,7 +114,8 @@ class DeviceProfiler:
         self._company = KeepBusy(compute)
 
     @property
-    def _kind(self) -> ComputeKind:
+    def kind(self) -> ComputeKind:
+        """With what this device computes now."""
         device = self._compute.device
         names = device.kind, device.title, os.environ.get(MACHINE_VARIABLE, "")
         return ComputeKind(*(name[:KIND_LIMIT] for name in names))
@@ -136,14 +137,14 @@ class DeviceProfiler:
         self._compute.use_processor(self._verdicts.get(digest) is not None)
         box = None if self.known.own_samples(digest) is not None else self._unasked
         if box is not None and self._compute.device.is_host:
-            kind = self._kind
+            kind = self.kind
             measured, memory = await self._measure_boxed(asked, box)
         else:
             if box is not None:
                 await self._try_in_box(asked, box)
             description = await self.model(digest, asked.holder)  # here it is judged
             measured, memory = await self._measure_somewhere(asked, description)
-            kind = self._kind
+            kind = self.kind
             if measured and asked.company:
                 room, device = memory.compute_bytes, self._compute.device
                 work = work_on(description, _middle_size(measured), room, device)
@@ -299,7 +300,7 @@ class DeviceProfiler:
     def complete(self, state_report: StateReport, digest: str) -> StateReport:
         """With what this device has measured, and what it offers."""
         away = {m.id for m in self._mesh.members.values() if m.state in GONE}
-        kind, offer = self._kind, self._offers.get(digest)
+        kind, offer = self.kind, self._offers.get(digest)
         is_now = offer is not None and offer.kind == kind  # an accelerator may have failed since
         memory = NO_MEMORY if offer is None else self.memory.still_offered(offer.memory)
         if offer is not None and not self._compute.device.is_host:  # or others have filled it

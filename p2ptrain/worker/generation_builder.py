@@ -242,7 +242,19 @@ class GenerationBuild:
 
         with timed(log, "stages_built"):
             await self._built.prepare(parts, await self._spec())
+        self._check_kind()
         await failpoints.reach("build.after", device=self._mesh.self_id)
+
+    def _check_kind(self) -> None:
+        """Where a group updates its stage follows from the kinds of all its devices.
+
+        Raises SourceFailed: an accelerator has failed since the plan was made, or is left to
+            others. The next plan knows.
+        """
+        me, found = self._mesh.self_id, self._around.measures.kind
+        groups = [one for one in self.assignment.placed.stages if len(one.devices) > 1]
+        if any(me in one.devices and one.kind_of(me) != found.kind for one in groups):
+            raise SourceFailed(me, f"{self._mesh.name} computes with its {found.title} now")
 
     async def _here(self, place: StageAssignment) -> StoredTensors:
         source, job = version_source(self.assignment.version), self.assignment.key.job

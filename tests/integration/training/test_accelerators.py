@@ -27,7 +27,7 @@ from p2ptrain.devices.probes import Accelerator, FamilyProbe
 from p2ptrain.devices.processor import HOST
 from p2ptrain.devices.request import DeviceRequest
 from p2ptrain.devices.selection import DeviceChooser
-from p2ptrain.errors import PlanError
+from p2ptrain.errors import AcceleratorFailed, PlanError
 from p2ptrain.events import Eval, Plan, Recovered, Warning
 from p2ptrain.job.asynchrony import AsyncOptions
 from p2ptrain.job.job import Job
@@ -35,6 +35,7 @@ from p2ptrain.job.train_options import TrainOptions
 from p2ptrain.model.stage.optimizer_spec import SGD, AdamW
 from p2ptrain.plan.types.memory_budgets import MemoryBudgets, MemoryShortage
 from p2ptrain.plan.types.weight_versions import Weights
+from p2ptrain.process.compute_thread import ComputeThread
 from p2ptrain.process.memory_budget import PROCESS_BYTES
 from p2ptrain.profiling.profile_cache import ProfileCache
 from p2ptrain.recovery.recovery_settings import HOME, RecoverySettings
@@ -678,6 +679,37 @@ async def test_a_group_of_several_kinds_loses_a_member(count: int, twins: str, l
             await household.members[lost].close()
     found = difference(outcome_of(household.losses, made), plain_torch(case))
     assert max(found.loss, found.state) < TOLERANCE
+
+
+class _FailsLate(JobMemory):
+    """Of a member whose card fails once its part is planned, and before it is built."""
+
+    compute: ComputeThread
+
+    def short_of(self, needed: MemoryBudgets, *, engaged: bool) -> MemoryShortage | None:
+        if not self.compute.device.is_host:
+            self.compute.give_up_device(AcceleratorFailed("the card has fallen off the bus"))
+        return super().short_of(needed, engaged=engaged)
+
+
+async def test_a_card_that_fails_before_its_part_is_built_makes_a_group_of_several_kinds() -> None:
+    """The others hear of it before any update is made where cards of one kind would make it."""
+    case = Case("mlp", 2, steps=4, dtype=torch.float64)
+    made, trained = zoo.make(case.model, dtype=case.dtype), list[HostedStages]()
+    async with accelerated(2, "ab") as (household, compute):
+        for twin in compute.values():
+            _round_otherwise(twin)
+        member = household.members["b"]
+        memory = _FailsLate(member.compute, None, None)
+        memory.compute = member.compute
+        member.service.measures.memory = memory
+        listen = on_step(household, 4, lambda: trained.extend(engaged(household)))
+        chosen = TrainOptions(2, planner="dp", steps=4)
+        await household.holder_run(job_of(case, made), chosen, listen).run()
+        check_replicas(trained, 4)
+        trained.clear()
+        assert member.compute.device is HOST
+        assert _reasons(household) == ["start"]
 
 
 @pytest.mark.parametrize("planners", [("single", "dp"), ("dp", "single"), ("dp", "pp")])

@@ -28,6 +28,7 @@ from p2ptrain.model.stage.optimizer_spec import SGD
 from p2ptrain.net.message import Message
 from p2ptrain.plan.types.memory_budgets import NO_MEMORY
 from p2ptrain.process.energy import EnergyMeter
+from p2ptrain.recovery.compute_kind import PROCESSOR
 from p2ptrain.recovery.state_report import StateKind
 from p2ptrain.recovery.version import Version
 from p2ptrain.runtime.device import KnownModel, LocalDevice
@@ -109,7 +110,8 @@ async def test_stages_that_are_given_up_give_their_memory_back(captured: Capture
         versions.put(StateKind.KEPT, 0, units, VERSION, state, {})
         ready = asyncio.Event()
         core = SimpleNamespace(built=lambda _generation: ready.set())
-        measures = SimpleNamespace(model=model, memory=JobMemory(shell.compute, None, None))
+        memory = JobMemory(shell.compute, None, None)
+        measures = SimpleNamespace(model=model, memory=memory, kind=PROCESSOR)
         context = SimpleNamespace(shell=shell, measures=measures)
         tasks = TaskOwner()
         build = GenerationBuild(
