@@ -95,7 +95,7 @@ def describe_finding(
             tiles = f'layers "{units[0]}" to "{units[finding.first - 1]}" (in tiles)'
             if finding.first == 1:
                 tiles = f'layer "{units[0]}" (in tiles)'
-            return f". The first NaN or infinity came from the data or from {tiles}{advice}"
+            return f". The first NaN or infinity came from the data or from {tiles}{what_to_do}"
         place = f'layer "{units[finding.first]}" on {finding.devices[0]}'
         return f". The first NaN or infinity came into {place} from the layer before{what_to_do}"
     tiled = " (in tiles)" if finding.tiled else ""
