@@ -220,6 +220,7 @@ class JobDriver:
 
     def note_link(self, one: str, other: str, back: bool) -> None:
         """The link between two devices broke, or is back."""
+        log.info("link_of_others", says=one, of=other, back=back)
         if back:
             self._link_back(one, other)
         elif self._runs.link_ended(one, other):

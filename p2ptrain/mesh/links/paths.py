@@ -84,6 +84,20 @@ class PathSchedule:
         return None if self._due is None else max(self._due - now, 0.0)
 
 
+def other_paths(ip: str, addresses: Sequence[Address]) -> list[Address]:
+    """Those of `addresses` that lead another way than `ip`.
+
+    127.0.0.1 and ::1 are one way. To move between them for a measurement that other work on this
+    machine disturbed gains nothing, and breaks off a round.
+    """
+    used = without_scope(ip)
+    same = _LOOPBACK if used in _LOOPBACK else {used}
+    return [address for address in addresses if without_scope(address[0]) not in same]
+
+
+_LOOPBACK = frozenset({"127.0.0.1", "::1"})
+
+
 def better_path(
     current: Address, rates: Mapping[Address, float], config: PathConfig
 ) -> Address | None:
@@ -139,8 +153,7 @@ class KnownPeer:
         current = self.listens_at()
         if current is None:
             return []
-        used = without_scope(current[0])
-        return [(ip, port) for ip, port in self.addresses.all() if without_scope(ip) != used]
+        return other_paths(current[0], self.addresses.all())
 
 
 class PathMover:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from p2ptrain.mesh.links.link_probe import PathConfig
-from p2ptrain.mesh.links.paths import PathSchedule, better_path
+from p2ptrain.mesh.links.paths import PathSchedule, better_path, other_paths
 from p2ptrain.net.link.stream import Address
 
 LAN: Address = ("192.168.1.2", 47300)
@@ -30,6 +30,15 @@ def test_a_path_is_taken_that_is_much_faster(
     current: Address, rates: dict[Address, float], taken: Address | None
 ) -> None:
     assert better_path(current, rates, CONFIG) == taken
+
+
+def test_the_two_addresses_of_loopback_are_one_path() -> None:
+    """A job on one machine broke off a round when a busy moment made one look slower."""
+    loopback: list[Address] = [("127.0.0.1", 47300), ("::1", 47300)]
+    for ip, _ in loopback:
+        assert other_paths(ip, [*loopback, LAN]) == [LAN]
+    assert other_paths(LAN[0], [*loopback, LAN, WIFI]) == [*loopback, WIFI]
+    assert other_paths("127.0.0.2", loopback) == loopback
 
 
 def test_paths_are_looked_at_soon_then_ever_more_seldom() -> None:
