@@ -47,12 +47,11 @@ def _each(x: Tensor, *others: Any, **__: Any) -> Tensor:
 
 
 def _pair(a: Any, b: Any, *_: Any, **__: Any) -> Tensor:
-    dtype = torch.result_type(a, b)
-    tensors = [operand for operand in (a, b) if isinstance(operand, Tensor)]
-    if not dtype.is_floating_point or not tensors:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         raise Unfit
-    if len(tensors) == 1:
-        return _like(tensors[0], dtype)
+    dtype = a.dtype if a.dtype == b.dtype else torch.result_type(a, b)
+    if not dtype.is_floating_point:
+        raise Unfit
     if a.shape == b.shape:
         return _like(a, dtype)
     shape = _broadcast_shapes(a.shape, b.shape)
@@ -60,102 +59,9 @@ def _pair(a: Any, b: Any, *_: Any, **__: Any) -> Tensor:
         return _like(a, dtype)
     if shape == b.shape and sum(size > 1 for size in a.shape) < 2:  # which has no order
         return _like(b, dtype)
-    return _in_order(dtype, a, b)
-
-
-def _in_order(dtype: torch.dtype, *operands: Any) -> Tensor:
-    """Of operands that lie in memory in the order of their dimensions: so does the result."""
-    tensors = [operand for operand in operands if isinstance(operand, Tensor)]
-    if not tensors:
-        raise Unfit
-    made = _empty(_broadcast_shapes(*(tensor.shape for tensor in tensors)), dtype)
-    if all(tensor.shape == made.shape for tensor in tensors):
-        fits = all(tensor.is_contiguous() for tensor in tensors)
-    else:  # a dimension of size 1 has its place in that order too
-        fits = all(x.stride() == _empty(x.shape, x.dtype).stride() for x in tensors)
-    if not fits:
-        raise Unfit
-    return made
-
-
-def _bits(a: Any, b: Any = False, **settings: Any) -> Tensor:
-    dtype = torch.result_type(a, b)
-    if settings or dtype.is_floating_point or dtype.is_complex:
-        raise Unfit
-    return _in_order(dtype, a, b)
-
-
-def _numbers(a: Any, b: Any, **settings: Any) -> Tensor:
-    """A pair of which both may be whole."""
-    dtype = torch.result_type(a, b)
-    if dtype == torch.bool:
-        raise Unfit
-    return _pair(a, b) if dtype.is_floating_point else _bits(a, b, **settings)
-
-
-def _signed(x: Tensor) -> Tensor:
-    return _numbers(x, x)
-
-
-def _compared(a: Any, b: Any) -> Tensor:
-    if torch.result_type(a, b).is_complex:
-        raise Unfit
-    return _in_order(torch.bool, a, b)
-
-
-def _where(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    if condition.dtype != torch.bool:
-        raise Unfit
-    return _in_order(torch.result_type(a, b), condition, a, b)
-
-
-_FORMATS = {4: torch.channels_last, 5: torch.channels_last_3d}
-
-
-def _format(x: Tensor) -> torch.memory_format:
-    """What torch takes its strides for."""
-    least = 0
-    for d in (1, *range(x.dim() - 1, 1, -1), 0) if x.dim() in _FORMATS else ():
-        size, stride = x.shape[d], x.stride(d)
-        if not size or stride < max(least, d == 1) or (d == 0 and least == x.stride(1)):
-            return torch.contiguous_format
-        least = stride * size
-    return _FORMATS.get(x.dim(), torch.contiguous_format)
-
-
-def _cat(tensors: Sequence[Tensor], dim: int = 0) -> Tensor:
-    """Of one type; `torch.tensor([])`, with which caches begin, fits any shape."""
-    given = [x for x in tensors if x.shape != (0,)] or tensors[:1]
-    if not given or not -given[0].dim() <= dim < given[0].dim():
-        raise Unfit
-    first, dim = given[0], dim % given[0].dim()
-    sizes = {(x.dim(), *x.shape[:dim], *x.shape[dim + 1 :]) for x in given}
-    if len(sizes) > 1 or any(x.dtype != first.dtype for x in tensors):
-        raise Unfit
-    shape = (*first.shape[:dim], sum(x.shape[dim] for x in given), *first.shape[dim + 1 :])
-    formats = {_format(x) for x in tensors}
-    made = formats.pop() if len(formats) == 1 else torch.contiguous_format
-    return torch.empty(shape, dtype=first.dtype, device=_META, memory_format=made)
-
-
-def _running(x: Tensor, dim: int, *, dtype: torch.dtype | None = None) -> Tensor:
-    if not -x.dim() <= dim < x.dim():
-        raise Unfit
-    is_whole = not x.is_floating_point() and not x.is_complex()
-    return _in_order(dtype or (torch.int64 if is_whole else x.dtype), x)
-
-
-def _drawn(x: Tensor, **settings: Any) -> Tensor:
-    made = torch.empty_like(x, **{**settings, "device": _META})
-    if not made.is_floating_point():
-        raise Unfit
-    return made
-
-
-def _triangle(x: Tensor, *_: Any) -> Tensor:
-    if x.dim() < 2:
-        raise Unfit
-    return _in_order(x.dtype, x)
+    if any(x.stride() != _empty(x.shape, x.dtype).stride() for x in (a, b)):
+        raise Unfit  # the order of the result's dimensions in memory is for torch to say
+    return _empty(shape, dtype)
 
 
 def _along(x: Tensor, dim: int, *_: Any) -> Tensor:
@@ -208,29 +114,9 @@ def _nll_loss(x: Tensor, target: Tensor, weight: Any, reduction: int, *_: Any) -
     return _empty(shape, x.dtype), _empty((), x.dtype)
 
 
-def _nll_loss2d(x: Tensor, target: Tensor, weight: Any, reduction: int, *_: Any) -> Any:
-    if x.dim() != 4 or target.shape != x.shape[:1] + x.shape[2:] or not x.is_floating_point():
-        raise Unfit
-    if weight is not None and tuple(weight.shape) != (x.shape[1],):
-        raise Unfit
-    return _empty(target.shape if reduction == 0 else (), x.dtype), _empty((), x.dtype)
-
-
 def _loss(x: Tensor, target: Tensor, reduction: int = 1, *_: Any) -> Tensor:
     each = _pair(x, target)
     return each if reduction == 0 else _empty((), each.dtype)
-
-
-def _logits_loss(
-    x: Tensor, target: Tensor, weight: Any = None, of_ones: Any = None, reduction: int = 1
-) -> Tensor:
-    given = [tensor for tensor in (x, target, weight, of_ones) if tensor is not None]
-    if any(tensor.dtype != x.dtype for tensor in given) or target.shape != x.shape:
-        raise Unfit
-    each = _in_order(x.dtype, *given)
-    if each.shape != x.shape or not x.is_floating_point():
-        raise Unfit
-    return each if reduction == 0 else _empty((), x.dtype)
 
 
 def _mean(x: Tensor, *_: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -267,13 +153,11 @@ def _written_itself(x: Tensor, *_: Any, **__: Any) -> Tensor:
 
 _UNARY = """
     relu.default tanh.default gelu.default silu.default sigmoid.default exp.default log.default
-    sqrt.default rsqrt.default sin.default cos.default erf.default
+    sqrt.default rsqrt.default neg.default abs.default sin.default cos.default erf.default
     hardtanh.default hardswish.default hardsigmoid.default elu.default leaky_relu.default
     softplus.default mish.default reciprocal.default square.default log1p.default expm1.default
     floor.default ceil.default round.default sign.default threshold.default hardshrink.default
 """
-
-_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 _UNARY_INPLACE = "relu_ tanh_ silu_ sigmoid_ hardtanh_ hardswish_ leaky_relu_ elu_ exp_ neg_ zero_"
 
@@ -291,16 +175,7 @@ def _found(names: str, rule: Callable[..., Any]) -> dict[Any, Callable[..., Any]
 COMMON: Mapping[Any, Callable[..., Any]] = {
     **_found(_UNARY, _each),
     **_found(" ".join(f"{name}.default" for name in _UNARY_INPLACE.split()), _written_itself),
-    **_found("add.Tensor sub.Tensor mul.Tensor maximum.default minimum.default", _numbers),
-    **_found("div.Tensor pow.Tensor_Scalar rsub.Scalar", _pair),
-    **_found("neg.default abs.default", _signed),
-    **_found("bitwise_and.Tensor bitwise_or.Tensor bitwise_not.default", _bits),
-    **_found(" ".join(f"{name}.Scalar {name}.Tensor" for name in _COMPARISONS), _compared),
-    **_found("where.self", _where),
-    **_found("cat.default", _cat),
-    **_found("cumsum.default", _running),
-    **_found("randn_like.default rand_like.default", _drawn),
-    **_found("tril.default triu.default", _triangle),
+    **_found("add.Tensor sub.Tensor mul.Tensor div.Tensor maximum.default minimum.default", _pair),
     **_found("add.Scalar sub.Scalar mul.Scalar div.Scalar", _each),
     **_found("_softmax.default _log_softmax.default _safe_softmax.default", _along),
     **_found("add_.Tensor sub_.Tensor mul_.Tensor div_.Tensor add_.Scalar mul_.Scalar", _written),
@@ -309,9 +184,7 @@ COMMON: Mapping[Any, Callable[..., Any]] = {
     **_found("native_layer_norm.default", _layer_norm),
     **_found("native_group_norm.default", _group_norm),
     **_found("nll_loss_forward.default", _nll_loss),
-    **_found("nll_loss2d_forward.default", _nll_loss2d),
     **_found("mse_loss.default huber_loss.default smooth_l1_loss.default", _loss),
-    **_found("binary_cross_entropy_with_logits.default", _logits_loss),
     **_found("mean.default sum.default", _mean),
     **_found("mean.dim sum.dim_IntList", _mean_of),
     **_found("masked_fill.Scalar", _masked_fill),

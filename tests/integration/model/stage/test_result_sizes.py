@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import resource
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -275,19 +273,3 @@ def test_one_node_by_itself() -> None:
     needs = node_needs(node, [a, b])
     assert needs.peak_bytes >= 4 * (8 * 100 + 100 * 50 + 8 * 50)
     assert needs.work >= 2 * 8 * 100 * 50
-
-
-_MEASURED = """
-import sys
-from p2ptrain.model.graph.decoding import decode_model
-from p2ptrain.model.stage.result_sizes import needs_of
-description = decode_model(sys.stdin.buffer.read())
-needs_of(description, 0, len(description.units), "train", 4)
-assert "torch._dynamo" not in sys.modules
-"""
-
-
-@pytest.mark.parametrize("name", ["vit", "unet", "gpt2", "llama"])
-def test_common_models_are_measured_without_torchs_compiler(name: str) -> None:
-    sent = prepare(name).model.description.to_bytes()
-    subprocess.run([sys.executable, "-c", _MEASURED], input=sent, check=True, timeout=100)
