@@ -392,8 +392,8 @@ def _wide_job() -> Job:
     layers = [nn.Linear(512, 512, bias=False) for _ in range(6)]
     data = [(torch.randn(512), torch.tensor(number % 5)) for number in range(32)]
     sgd = SGD(lr=0.05, momentum=0.9)
-    one_micro_batch = {"batch_size": 8, "micro_batch": 8}
-    return Job(nn.Sequential(*layers), data, cross_entropy, optimizer=sgd, **one_micro_batch)
+    model = nn.Sequential(*layers)
+    return Job(model, data, cross_entropy, optimizer=sgd, batch_size=8, micro_batch=8)
 
 
 def _layers_of(household: Devices, name: str) -> int:
