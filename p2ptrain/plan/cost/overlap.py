@@ -133,8 +133,8 @@ class OverlapCosts:
     ) -> float:
         """The same on the host of an accelerator, which then takes the weights.
 
-        No one has measured it: the host is as fast at it as it is at messages, and a byte crosses
-        into the accelerator at least as fast as one of a message does.
+        An estimate, not measured: the host is as fast at it as it is at messages, and a byte
+        crosses into the accelerator at least as fast as one of a message does.
         """
         own = self.overheads[device]
         slowdown = own.message_seconds / REFERENCE.message_seconds

@@ -6,7 +6,8 @@ equally large in time, weights or activations, and end where little crosses.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from heapq import nsmallest
 from itertools import accumulate
 from math import lcm
 
@@ -184,6 +185,11 @@ def _by_cluster(cost: CostModel, devices: Sequence[int]) -> list[int]:
         reach = np.where(np.isneginf(reach), reach, np.maximum(reach, slower[nearest]))
         reach[nearest] = -np.inf
     return [devices[place] for place in order]
+
+
+def fastest(cost: CostModel, devices: Iterable[int], most: int) -> list[int]:
+    """At most so many of the devices, the fastest first."""
+    return nsmallest(most, devices, key=lambda device: (whole_seconds(cost, device), device))
 
 
 def whole_seconds(cost: CostModel, device: int) -> float:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from heapq import nsmallest
 
 from p2ptrain.errors import PlanError
 from p2ptrain.plan.cost.draft import Draft, split_usually, usual_depths
@@ -21,7 +20,7 @@ from p2ptrain.plan.planners.equal_shares import judge_pp
 from p2ptrain.plan.planners.ftpipehd import judge_ftpipehd
 from p2ptrain.plan.planners.hybrid import judge_hybrid
 from p2ptrain.plan.planners.pipedream import judge_pipedream
-from p2ptrain.plan.problem.candidates import whole_seconds
+from p2ptrain.plan.problem.candidates import fastest
 from p2ptrain.plan.problem.infeasible import explain
 from p2ptrain.plan.problem.judge import Judge, Judged
 from p2ptrain.plan.problem.left_out import as_others, reason
@@ -130,7 +129,7 @@ def _with_device(
 def _fastest_unused(question: Question, draft: Draft) -> list[int]:
     """The devices left out that are most likely to help after all, at most MAX_EXPLAINED."""
     unused = [device for device in question.devices if device not in draft.devices]
-    return nsmallest(MAX_EXPLAINED, unused, key=lambda d: (whole_seconds(question.cost, d), d))
+    return fastest(question.cost, unused, MAX_EXPLAINED)
 
 
 def _worth(judge: Judge, best: Judged, draft: Draft) -> Judged:

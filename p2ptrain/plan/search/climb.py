@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from heapq import nsmallest
 from itertools import chain, permutations
 
 from p2ptrain.plan.cost.cost_model import CostModel
 from p2ptrain.plan.cost.draft import Draft, StageGroup, draft_groups, usual_depths
-from p2ptrain.plan.problem.candidates import whole_seconds
+from p2ptrain.plan.problem.candidates import fastest
 from p2ptrain.plan.problem.judge import WORTH, Judge, Judged
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.shares import Drafter
@@ -68,7 +67,7 @@ def spare_devices(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> lis
     """Of `devices` those that `draft` does not use and a change may bring in, the fastest first."""
     unused = [device for device in devices if device not in draft.devices]
     most = len(draft.devices) if drafter.question.is_wide else MAX_SPARE
-    return nsmallest(most, unused, key=lambda d: (whole_seconds(drafter.judge.cost, d), d))
+    return fastest(drafter.judge.cost, unused, most)
 
 
 def _restructured(drafter: Drafter, draft: Draft, devices: Sequence[int]) -> Iterator[Draft]:

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from heapq import nsmallest
 from itertools import chain, combinations, islice, pairwise, permutations
 from math import comb, inf, perm
 from typing import TypeAlias
 
 from p2ptrain.plan.cost.draft import Draft, StageGroup, UnplacedGroup
-from p2ptrain.plan.problem.candidates import likely_orders, useful_cuts, whole_seconds
+from p2ptrain.plan.problem.candidates import fastest, likely_orders, useful_cuts, whole_seconds
 from p2ptrain.plan.problem.order_cuts import Order, OrderCuts, Singles
 from p2ptrain.plan.problem.question import Question
 from p2ptrain.plan.search.structure_moves import regrouped
@@ -212,10 +211,9 @@ class OrderSearch:
         question, ends = self.question, self._ends
         used = [device for part in order for device in part.devices]
         spare = [device for device in question.devices if device not in used]
-        most = len(used) if question.is_wide else MAX_SPARE
-        fastest = nsmallest(most, spare, key=lambda d: (whole_seconds(question.cost, d), d))
+        new = fastest(question.cost, spare, len(used) if question.is_wide else MAX_SPARE)
         places = _other_places(order, private=question.private)
-        for one in chain(places, self._other_stages(order, fastest)):
+        for one in chain(places, self._other_stages(order, new)):
             devices = {device for part in one for device in part.devices}
             groups = [part for part in one if len(part.devices) > 1 and part not in order]
             permitted = all(question.permit(deals=part.deals) for part in groups)

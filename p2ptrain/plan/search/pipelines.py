@@ -25,7 +25,7 @@ from p2ptrain.plan.types.allocation import BatchSplit
 from p2ptrain.plan.types.request import PlanMode
 
 MIN_TASKS, PAIR_TASKS, MAX_TASKS = 100_000, 100, 700_000
-"""The budget grows with the pairs of devices, up to a limit: about 1 s for 64 of them."""
+"""The budget grows with the pairs of devices, up to a limit."""
 
 STARTS_SHARE = 0.5
 """Part of the budget for starts; the rest is for changes."""
